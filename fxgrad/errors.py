@@ -1,0 +1,54 @@
+"""The errors of fxgrad: ``FxgradError`` and one subclass per misuse, each also a fitting builtin."""
+
+from __future__ import annotations
+
+
+class FxgradError(Exception):
+    """Base of all errors that fxgrad raises on purpose.
+
+    The message says what was asked, where, what was found and what to try.
+    """
+
+
+class CaptureError(FxgradError, RuntimeError):
+    """A front end cannot capture this model faithfully."""
+
+
+class ModelError(FxgradError, RuntimeError):
+    """The model or the loss raised, or gave nothing to differentiate; ``__cause__`` holds the original error."""
+
+
+class OptionError(FxgradError, ValueError):
+    """An option has a value that is not one of the allowed ones."""
+
+
+class InputError(FxgradError, ValueError):
+    """The arguments for the model, or their description on the command line, cannot be used."""
+
+
+class TargetError(FxgradError, LookupError):
+    """A TARGET on the command line does not lead to a model."""
+
+
+class SiteNotFoundError(FxgradError, KeyError):
+    """No site with that id, key or name is in the flow."""
+
+    def __str__(self) -> str:
+        """The message itself: KeyError would show its repr."""
+        return str(self.args[0]) if self.args else ""
+
+
+class NoFlowError(FxgradError, LookupError):
+    """A flow was asked for before a backward pass was recorded."""
+
+
+class FlowFileError(FxgradError, ValueError):
+    """A file is not a flow, is damaged, or was written by a newer version."""
+
+
+class GraphvizMissingError(FxgradError, ImportError):
+    """No Graphviz engine is installed, so that no picture can be laid out."""
+
+
+class WatchError(FxgradError, RuntimeError):
+    """A model cannot be watched in this way, or the watch was already removed."""

@@ -1,0 +1,521 @@
+"""What passes between the stages: frozen dataclasses, and the protocol of a sink.
+
+Nothing here imports torch, so that a saved flow can be read, compared and drawn without it.
+
+Units and conventions, used everywhere in the package:
+
+* ``gradient``: dL/d(value), of the shape of the value.  No loss scale is divided out.
+* ``l2_norm``: square root of the sum of squared moduli; ``rms``: ``l2_norm / sqrt(numel)``;
+  ``max_abs``: the largest modulus.  All dimensionless numbers of the loss's unit per unit of the value.
+* a *site* is written ``key`` + ``output_position``: ``"lstm[1][0]"`` is the first tensor of the second
+  element that the node ``lstm`` returned, ``"head"`` the only tensor that ``head`` returned.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+if TYPE_CHECKING:
+    import networkx
+    from rich.table import Table
+
+Level = Literal["norm", "full"]
+NormWord = Literal["l2_norm", "rms", "max_abs"]
+FrontEnd = Literal["symbolic", "eager"]
+Reason = Literal[
+    "integer",
+    "no_grad_required",
+    "no_grad_region",
+    "detached",
+    "frozen",
+    "output_unused",
+    "not_reached",
+    "inside_leaf",
+    "changed_through_view",
+    "statistic_failed",
+    "no_backward",
+]
+
+#: What each blind-spot reason means, in a sentence that a report can print.
+REASONS: Mapping[Reason, str] = {
+    "integer": "the value is an integer or boolean tensor, which has no gradient",
+    "no_grad_required": "nothing that the value depends on requires a gradient",
+    "no_grad_region": "the value was computed where gradients were switched off",
+    "detached": "the value was cut off from the graph by a detaching call",
+    "frozen": "the value depends only on frozen parameters and on inputs that require no gradient",
+    "output_unused": "no result that the loss uses depends on this output",
+    "not_reached": "the value requires a gradient, but the backward pass never came to it",
+    "inside_leaf": "the value lives inside a module or function that is observed as one node",
+    "changed_through_view": "the value was changed in place through a view, so autograd replaced its node",
+    "statistic_failed": "the gradient arrived, but no statistic could be computed of it",
+    "no_backward": "no backward pass has run through this forward call",
+}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Statistics:
+    """Scalars of one gradient (one tensor, one backward event).
+
+    ``level`` says which fields are filled: ``"norm"`` fills ``numel`` and ``l2_norm`` (and so ``rms``),
+    ``"full"`` fills all.  A field that its level does not fill is None, never zero.  At ``full`` every sum,
+    norm and extremum is over the finite entries; the counts say what was left out.  Moduli are used for
+    complex gradients.
+
+    Attributes:
+        level: ``"norm"`` or ``"full"``.
+        numel: number of entries, NaN and Inf included.
+        l2_norm: at ``norm`` accumulated in float32 (float64 for a float64 gradient), at ``full`` scaled by
+            the largest entry, so that no non-zero gradient has norm 0.
+        max_abs: largest finite modulus, 0.0 for an empty gradient.
+        min_abs_nonzero: smallest non-zero finite modulus, None where there is none.
+        sum: sum of the finite entries (real part for complex).
+        abs_sum: sum of their moduli.
+        nan_count, inf_count, zero_count: entries that are NaN, infinite, exactly zero.
+        flush_count: non-zero entries that would round to zero in float16 (modulus below 2**-25).
+        subnormal_count: non-zero entries below the smallest normal number of the gradient's own dtype.
+        overflow_count: finite entries beyond the range of float16 (65504).
+    """
+
+    level: Level
+    numel: int
+    l2_norm: float
+    max_abs: float | None = None
+    min_abs_nonzero: float | None = None
+    sum: float | None = None
+    abs_sum: float | None = None
+    nan_count: int | None = None
+    inf_count: int | None = None
+    zero_count: int | None = None
+    flush_count: int | None = None
+    subnormal_count: int | None = None
+    overflow_count: int | None = None
+
+    @property
+    def rms(self) -> float:
+        """``l2_norm / sqrt(numel)``; 0.0 for an empty gradient."""
+        return self.l2_norm / math.sqrt(self.numel) if self.numel else 0.0
+
+    @property
+    def nonfinite(self) -> bool | None:
+        """Whether an entry is NaN or Inf; None where the level cannot tell (an Inf norm at ``norm``)."""
+        if self.nan_count is not None and self.inf_count is not None:
+            return self.nan_count + self.inf_count > 0
+        if math.isnan(self.l2_norm):
+            return True
+        return None if math.isinf(self.l2_norm) else False
+
+    @property
+    def outside_range(self) -> bool:
+        """True where a ``norm`` of 0 or Inf may be the accumulator's doing and not the gradient's."""
+        return self.level == "norm" and self.numel > 0 and (self.l2_norm == 0.0 or math.isinf(self.l2_norm))
+
+    @property
+    def all_zero(self) -> bool | None:
+        """Whether every entry is exactly zero; None where the level cannot tell."""
+        if self.zero_count is not None:
+            return self.numel > 0 and self.zero_count == self.numel
+        return None if self.outside_range else False
+
+    def norm(self, which: NormWord) -> float | None:
+        """The norm named ``which``; None where this level does not fill it."""
+        value: float | None = getattr(self, which)
+        return value
+
+    def _comparable(self) -> tuple[object, ...]:
+        values = (getattr(self, f.name) for f in fields(self))
+        return tuple("nan" if isinstance(v, float) and math.isnan(v) else v for v in values)
+
+    def __eq__(self, other: object) -> bool:
+        """Field by field, NaN equal to NaN, so that a flow equals its own copy read from a file."""
+        return self._comparable() == other._comparable() if isinstance(other, Statistics) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._comparable())
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A node of the captured graph that returns at least one tensor (or is the graph's output).
+
+    Attributes:
+        key: unique and stable: module path + op + call index (see docs/concepts.md), the same from every front end.
+        name: the torch.fx name, unique within one graph.
+        op: torch.fx opcode: ``placeholder, call_module, call_function, call_method, output``; or ``external`` for
+            a value that no front end could see being made (a custom autograd function, scripted code).
+        target: torch.fx target as text: the module path, the qualified function name, the method name.
+        module_path: path of the module whose forward made the call (for ``call_module``: of the module itself).
+        module_type: class name of that module.
+        call_index: 0 for the first call of this op in this module during one forward, 1 for the second, ...
+        source: ``file:line`` of the user's code, None where unknown.
+    """
+
+    key: str
+    name: str
+    op: str
+    target: str
+    module_path: str
+    module_type: str
+    call_index: int
+    source: str | None
+
+
+class _HasStatistics:
+    """The statistics of a record, readable as its own attributes (None where not measured)."""
+
+    __slots__ = ()
+    statistics: Statistics | None
+
+    def _statistic(self, name: str) -> Any:
+        return None if self.statistics is None else getattr(self.statistics, name)
+
+    @property
+    def measured(self) -> bool:
+        """Whether a gradient was seen here."""
+        return self.statistics is not None
+
+    @property
+    def l2_norm(self) -> float | None:
+        """Square root of the sum of squared moduli; None where not measured."""
+        value: float | None = self._statistic("l2_norm")
+        return value
+
+    @property
+    def rms(self) -> float | None:
+        """``l2_norm / sqrt(numel)``; None where not measured."""
+        value: float | None = self._statistic("rms")
+        return value
+
+    @property
+    def max_abs(self) -> float | None:
+        """Largest finite modulus; None where not measured or not filled at this level."""
+        value: float | None = self._statistic("max_abs")
+        return value
+
+    @property
+    def nan_count(self) -> int | None:
+        """Entries that are NaN; None where not measured or not filled at this level."""
+        value: int | None = self._statistic("nan_count")
+        return value
+
+    @property
+    def inf_count(self) -> int | None:
+        """Entries that are infinite; None where not measured or not filled at this level."""
+        value: int | None = self._statistic("inf_count")
+        return value
+
+    @property
+    def zero_count(self) -> int | None:
+        """Entries that are exactly zero; None where not measured or not filled at this level."""
+        value: int | None = self._statistic("zero_count")
+        return value
+
+    @property
+    def subnormal_count(self) -> int | None:
+        """Entries below the dtype's smallest normal number; None where not measured or not filled."""
+        value: int | None = self._statistic("subnormal_count")
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class Consumer:
+    """The use of a value: the consuming node's ``key`` and where the value stands among its arguments.
+
+    ``argument`` is ``"args[0]"``, ``"kwargs['mask']"``, ``"args[0][1]"`` ...
+    """
+
+    key: str
+    argument: str
+
+
+@dataclass(frozen=True, slots=True)
+class Site(_HasStatistics):
+    """A place where a gradient is observed: one tensor that ``node`` returned.
+
+    Attributes:
+        node: the node that returned the tensor.
+        output_position: ``""`` for the only tensor, else its place in the output (``"[1][0]"``, ``"['logits']"``).
+        consumer: None for the total gradient of the value; else the one use whose part this is.
+        shape, dtype, device: of the value (``"float32"``, ``"cuda:0"``).
+        derived_from: the site whose gradient this one's statistics were taken from, None where measured itself.
+        statistics: of the gradient, None where none was measured (then ``flow.blind_spots`` says why).
+    """
+
+    node: Node
+    output_position: str
+    shape: tuple[int, ...]
+    dtype: str
+    device: str
+    statistics: Statistics | None
+    consumer: Consumer | None = None
+    derived_from: str | None = None
+
+    @property
+    def key(self) -> str:
+        """Key of the node."""
+        return self.node.key
+
+    @property
+    def id(self) -> str:
+        """``key`` + ``output_position``, unique among the node sites of a flow."""
+        return self.node.key + self.output_position
+
+    @property
+    def name(self) -> str:
+        """torch.fx name of the node."""
+        return self.node.name
+
+    @property
+    def op(self) -> str:
+        """torch.fx opcode of the node."""
+        return self.node.op
+
+    @property
+    def target(self) -> str:
+        """torch.fx target of the node, as text."""
+        return self.node.target
+
+    @property
+    def module_path(self) -> str:
+        """Path of the module whose forward made the call."""
+        return self.node.module_path
+
+    @property
+    def call_index(self) -> int:
+        """Which call of this op in this module, from 0."""
+        return self.node.call_index
+
+    @property
+    def source(self) -> str | None:
+        """``file:line`` of the user's code."""
+        return self.node.source
+
+
+@dataclass(frozen=True, slots=True)
+class Edge(_HasStatistics):
+    """A value that flows from one node to another in the forward pass.
+
+    Attributes:
+        producer: key of the node that returned the value.
+        output_position: which of its tensors.
+        consumer: who takes it, and as which argument.
+        statistics: of the part of the gradient that this consumer sends back; None where not measured.
+    """
+
+    producer: str
+    output_position: str
+    consumer: Consumer
+    statistics: Statistics | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterRecord(_HasStatistics):
+    """Gradient statistics of one parameter in one backward event.
+
+    Attributes:
+        name: its first full name in the model.
+        aliases: further names of the same tensor (tied weights).
+        shape, dtype, device: of the parameter.
+        requires_grad: False for a frozen parameter.
+        statistics: of what *this* backward pass contributed; None where it contributed nothing.
+        accumulated: of the accumulated ``.grad`` after the backward pass; None where ``.grad`` is None or was not read.
+        reason: why ``statistics`` is None, else None.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    device: str
+    requires_grad: bool
+    statistics: Statistics | None
+    aliases: tuple[str, ...] = ()
+    accumulated: Statistics | None = None
+    reason: Reason | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BlindSpot:
+    """A node, or one of its tensors, without a measured gradient, and why.
+
+    ``reason`` is a word of ``REASONS``; ``detail`` one sentence, with the names that matter in this case.
+    """
+
+    key: str
+    output_position: str
+    reason: Reason
+    detail: str
+
+    @property
+    def id(self) -> str:
+        """``key`` + ``output_position``."""
+        return self.key + self.output_position
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleCall:
+    """One call of a module: which sites it took in and which it returned (``Site.id``, in order)."""
+
+    path: str
+    type: str
+    call_index: int
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleFlow:
+    """What the gradient did in one module call.
+
+    Attributes:
+        path, type, call_index: of the call; the root module has path ``""``.
+        gradient_in: l2 norm over all outputs of what the call received; None where none was measured.
+        gradient_out: l2 norm over all inputs of what it passed back; None where none was measured, and where an
+            input is also used outside of the call, so that the call's own part cannot be told from the rest.
+        gain: ``gradient_out / gradient_in``; None where either is None or ``gradient_in`` is 0.
+    """
+
+    path: str
+    type: str
+    call_index: int
+    gradient_in: float | None
+    gradient_out: float | None
+    gain: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureReport:
+    """How the graph was obtained.
+
+    Attributes:
+        front_end: which one ran in the measured step.
+        reason: why that one, in words.
+        refused: front ends that were tried and could not be used, each with its reason in words.
+        model: class name of the model.
+        training: the model's ``training`` flag during the measured forward.
+        torch_version: version of torch that ran it.
+    """
+
+    front_end: FrontEnd
+    reason: str
+    model: str
+    training: bool
+    torch_version: str
+    refused: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class EventInfo:
+    """Which backward event was measured.
+
+    Attributes:
+        backward: number of the backward event since watching began, from 0.
+        forward: number of the forward call that it ran through, from 0.
+        loss: how the loss came about, in words.
+        level: statistics level.
+    """
+
+    backward: int
+    forward: int
+    loss: str
+    level: Level
+
+
+def _late(module: str, function: str) -> Any:
+    """A function of a stage above this one, looked up when called: the data may not import who presents it."""
+    return getattr(importlib.import_module(module), function)
+
+
+@dataclass(frozen=True, slots=True)
+class GradientFlow:
+    """The measured facts of one backward event over the whole graph.  Immutable and comparable.
+
+    Attributes:
+        nodes: every node that returned a tensor, and the output, in the order in which they ran.
+        sites: every floating or complex tensor that a node returned, in that order, measured or not.
+        edges: which value goes from which node to which.
+        parameters: one record per parameter.
+        blind_spots: everything without a measured gradient, with its reason.
+        calls: the module calls, in the order in which they returned.
+        capture: which front end ran, and why.
+        event: which backward event this is.
+    """
+
+    nodes: tuple[Node, ...]
+    sites: tuple[Site, ...]
+    edges: tuple[Edge, ...]
+    parameters: tuple[ParameterRecord, ...]
+    blind_spots: tuple[BlindSpot, ...]
+    capture: CaptureReport
+    event: EventInfo
+    calls: tuple[ModuleCall, ...] = field(default=())
+
+    def __iter__(self) -> Iterator[Site]:
+        """The sites, in forward order."""
+        return iter(self.sites)
+
+    def __len__(self) -> int:
+        """Number of sites."""
+        return len(self.sites)
+
+    def site(self, name: str) -> Site:
+        """The node site with this id (``"lstm[0]"``), or else this key or torch.fx name.
+
+        Raises:
+            fxgrad.errors.SiteNotFoundError: there is none; the message lists near names.
+        """
+        found: Site = _late("fxgrad.graph", "find_site")(self, name)
+        return found
+
+    def modules(self) -> tuple[ModuleFlow, ...]:
+        """Gradient in, gradient out and gain of every module call, by full path, in forward order."""
+        found: tuple[ModuleFlow, ...] = _late("fxgrad.graph", "module_flows")(self)
+        return found
+
+    def to_networkx(self) -> networkx.DiGraph[str]:
+        """A DiGraph with one node per graph node and all statistics as plain attributes (GraphML-ready)."""
+        graph: networkx.DiGraph[str] = _late("fxgrad.graph", "to_networkx")(self)
+        return graph
+
+    def to_dot(self, path: str | Path | None = None, **options: Any) -> str:
+        """Graphviz DOT text (see ``fxgrad.render.dot.PictureOptions``), also written to ``path`` if given."""
+        text: str = _late("fxgrad.render.dot", "to_dot")(self, path, **options)
+        return text
+
+    def to_svg(self, path: str | Path | None = None, **options: Any) -> str:
+        """The picture as SVG text, also written to ``path`` if given; options as for ``to_dot``."""
+        text: str = _late("fxgrad.render.svg", "to_svg")(self, path, **options)
+        return text
+
+    def to_json(self, path: str | Path | None = None) -> str:
+        """Versioned strict JSON, also written to ``path`` if given."""
+        text: str = _late("fxgrad.store", "to_json")(self, path)
+        return text
+
+    def table(self, **options: Any) -> Table:
+        """A rich table in backward order with the drops that matter marked."""
+        found: Table = _late("fxgrad.render.text", "table")(self, **options)
+        return found
+
+    def __rich__(self) -> Table:
+        """What rich prints for a flow: its table."""
+        return self.table()
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows for a flow: the picture, or the table where Graphviz is missing."""
+        text: str = _late("fxgrad.render.svg", "notebook_html")(self)
+        return text
+
+
+class Sink(Protocol):
+    """What a probe calls with a gradient."""
+
+    def __call__(self, site: int, gradient: Any) -> Any | None:
+        """Take the ``gradient`` (a tensor) of the site with this number.
+
+        Returns None to leave the gradient alone, or a replacement of the same shape, dtype and device.
+        """
+        ...
