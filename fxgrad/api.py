@@ -1,0 +1,241 @@
+"""The wiring: ``gradient_flow``, ``watch``, ``load``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from fxgrad import store
+from fxgrad.capture.captured import tensors_in
+from fxgrad.errors import InputError, ModelError, OptionError
+from fxgrad.preserve import preserved
+from fxgrad.schema import GradientFlow, Level
+from fxgrad.torch_private import acts_after_accumulation, compiled_original
+from fxgrad.watching import Watch, refuse_unwatchable, watch_of
+
+Capture = Literal["auto", "symbolic", "eager"]
+_SEED = 20240229  # of the random direction that stands in for a loss; any fixed number would do
+
+
+def gradient_flow(  # noqa: PLR0913  # the public signature of the design
+    model: nn.Module,
+    args: Any = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    loss: Callable[[Any], Tensor] | None = None,
+    capture: Capture = "auto",
+    statistics: Level = "full",
+    sites: Literal["node"] = "node",
+) -> GradientFlow:
+    """One forward and one backward pass of ``model``, and the gradient at every intermediate value.
+
+    The model is given back as it was: ``.grad``, buffers, random streams, attributes, flags and hooks.
+
+    Args:
+        model: any module.  A compiled one is measured by the original inside of it.
+        args: positional arguments (a tuple), or the only one.
+        kwargs: keyword arguments.
+        loss: takes what the model returns and gives a scalar.  None: a scalar output is the loss; an output with
+            ``.loss`` gives it; otherwise a random direction of norm 1 over all floating outputs, from a fixed seed,
+            and ``flow.event.loss`` says so.
+        capture: front end; ``"auto"`` runs the model once, under ``eager``.
+        statistics: ``"full"`` or ``"norm"``.
+        sites: ``"node"``, the total gradient of each value.
+
+    Returns:
+        The flow.
+
+    Raises:
+        ModelError: the model or the loss raised, or there is nothing to differentiate.
+        InputError: ``args`` or ``kwargs`` are not arguments.
+        OptionError: an option has an unknown value.
+        CaptureError: the front end that was asked for cannot capture the model.
+        WatchError: ``model`` is not a module or is scripted.
+    """
+    _check_options(capture, statistics, sites)
+    if isinstance(model, nn.Module):
+        model = compiled_original(model) or model
+    outer = watch_of(model) if isinstance(model, nn.Module) else None
+    if outer is None:
+        refuse_unwatchable(model)
+    positional, named = _arguments(args, kwargs)
+    leaves = [tensor for _, tensor in tensors_in((positional, named))]
+    with preserved(model, leaves), _paused(outer), torch.enable_grad():
+        watch = Watch(model, every=1, level=statistics, capture=capture, over=outer)
+        try:
+            scalar, words = _run(model, positional, named, loss)
+            watch.engine.loss_words = words
+            _backward(scalar, model)
+            del scalar
+            return watch.flow()
+        finally:
+            watch.remove()
+
+
+def watch(
+    model: nn.Module, *, every: int = 1, statistics: Level = "norm", sites: Literal["node"] = "node",
+    capture: Capture = "auto",
+) -> Watch:  # fmt: skip
+    """Observe the gradients of ``model`` in place, while the training loop stays as it is.
+
+    Args:
+        model: any module that runs Python; the optimizer, ``state_dict`` and hooks are not touched.
+        every: observe every n-th training forward.
+        statistics: ``"norm"`` (one reduction a site) or ``"full"``.
+        sites: ``"node"``, the total gradient of each value.
+        capture: ``"auto"`` observes the first step under ``eager`` and then runs the symbolic graph where that
+            agrees with what eager recorded; ``"eager"`` or ``"symbolic"`` to insist.
+
+    Returns:
+        A handle and context manager with ``flow()``, ``history`` and ``remove()``.
+
+    Raises:
+        WatchError: not a module, compiled, scripted or already watched.
+        OptionError: an option has an unknown value.
+        CaptureError: ``symbolic`` was asked for and the model cannot be traced (raised by the model's first call).
+    """
+    _check_options(capture, statistics, sites)
+    if isinstance(every, bool) or not isinstance(every, int) or every < 1:
+        message = f"every must be a whole number of at least 1, but is {every!r}"
+        raise OptionError(message)
+    return Watch(model, every=every, level=statistics, capture=capture)
+
+
+def load(path: str | Path) -> GradientFlow:
+    """Read a flow that ``to_json`` wrote.
+
+    Raises:
+        FlowFileError: the file is missing, damaged, not a flow, or from a newer version.
+    """
+    return store.load(path)
+
+
+def _check_options(capture: str, statistics: str, sites: str) -> None:
+    allowed = {
+        "capture": (capture, ("auto", "symbolic", "eager")),
+        "statistics": (statistics, ("norm", "full")),
+        "sites": (sites, ("node",)),
+    }
+    for name, (value, values) in allowed.items():
+        if value not in values:
+            message = f"{name}={value!r} is not known; it is one of {', '.join(map(repr, values))}"
+            raise OptionError(message)
+
+
+def _arguments(args: Any, kwargs: Mapping[str, Any] | None) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if isinstance(args, Mapping) and kwargs is None:
+        args, kwargs = (), args
+    if isinstance(args, list):
+        args = tuple(args)
+    elif not isinstance(args, tuple):
+        args = (args,)
+    if kwargs is not None and not (isinstance(kwargs, Mapping) and all(isinstance(key, str) for key in kwargs)):
+        message = f"kwargs must map argument names to values, but is {type(kwargs).__name__}"
+        raise InputError(message)
+    return args, dict(kwargs or {})
+
+
+class _paused:  # noqa: N801  # used like a function in a with statement
+    """An outer watch does not record what a one-shot call does."""
+
+    def __init__(self, watch: Watch | None) -> None:
+        self._recorder = watch.engine.recorder if watch is not None else None
+
+    def __enter__(self) -> None:
+        if self._recorder is not None:
+            self._recorder.on = False
+
+    def __exit__(self, *_: object) -> None:
+        if self._recorder is not None:
+            self._recorder.on = True
+
+
+def _run(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], loss: Callable[[Any], Tensor] | None
+) -> tuple[Tensor, str]:
+    name = type(model).__name__
+    try:
+        output = model(*args, **kwargs)
+    except Exception as error:
+        shapes = ", ".join(f"{position or 'input'}: {tuple(t.shape)}" for position, t in tensors_in((args, kwargs)))
+        message = f"{name} raised {type(error).__name__} when called with tensors ({shapes}): {error}"
+        raise ModelError(message) from error
+    if loss is None:
+        scalar, words = default_loss(output, name)
+    else:
+        try:
+            scalar = loss(output)
+        except Exception as error:
+            message = f"the loss raised {type(error).__name__} on the output of {name}: {error}"
+            raise ModelError(message) from error
+        words = getattr(loss, "__qualname__", type(loss).__name__)
+    _check_loss(scalar, name)
+    return scalar, words
+
+
+def default_loss(output: Any, name: str) -> tuple[Tensor, str]:
+    """The loss of a model that was given none, and how it came about in words."""
+    own = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    if isinstance(own, Tensor) and own.numel() == 1:
+        return own.reshape(()), "the loss that the model returned"
+    found = [t for _, t in tensors_in(output) if t.is_floating_point() or t.is_complex()]
+    if len(found) == 1 and found[0].ndim == 0:
+        return found[0], "the scalar that the model returned"
+    useful = [t for t in found if t.requires_grad]
+    if not useful:
+        kinds = ", ".join(f"{p or 'output'}: {t.dtype}" for p, t in tensors_in(output)) or type(output).__name__
+        message = (
+            f"{name} returned no tensor that can be differentiated ({kinds}). "
+            "Check that parameters require a gradient and that the output is not detached, or pass loss=."
+        )
+        raise ModelError(message)
+    generator = torch.Generator().manual_seed(_SEED)
+    directions = [torch.randn(t.shape, generator=generator, dtype=torch.float64) for t in useful]
+    norm = torch.stack([d.square().sum() for d in directions]).sum().sqrt()
+    parts = [
+        (torch.view_as_real(t).sum(-1) if t.is_complex() else t).mul((d / norm).to(t.device, _real(t.dtype))).sum()
+        for t, d in zip(useful, directions, strict=True)
+    ]
+    total = parts[0].to(torch.promote_types(parts[0].dtype, torch.float32))
+    for part in parts[1:]:
+        total = total + part.to(total.device)
+    return total, f"a random direction of norm 1 over {len(useful)} output tensor(s), seed {_SEED}"
+
+
+def _real(dtype: torch.dtype) -> torch.dtype:
+    return dtype.to_real() if dtype.is_complex else dtype
+
+
+def _check_loss(scalar: Any, name: str) -> None:
+    if not isinstance(scalar, Tensor):
+        message = f"the loss of {name} must be a tensor with one value, but is {type(scalar).__name__}"
+        raise ModelError(message)
+    if scalar.numel() != 1:
+        message = f"the loss of {name} must have one value, but has shape {tuple(scalar.shape)}; reduce it, e.g. .mean()"
+        raise ModelError(message)
+    if not scalar.requires_grad:
+        message = (
+            f"the loss of {name} does not depend on anything that requires a gradient: "
+            "all parameters are frozen, the output is detached, or the model ran under no_grad"
+        )
+        raise ModelError(message)
+
+
+def _backward(scalar: Tensor, model: nn.Module) -> None:
+    """Run the backward pass.  Parameters whose hooks act on the accumulated gradient must not see one."""
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    try:
+        if any(acts_after_accumulation(p) for p in parameters):
+            torch.autograd.grad(scalar.reshape(()), parameters, allow_unused=True)
+        else:
+            scalar.reshape(()).backward()  # type: ignore[no-untyped-call]
+    except Exception as error:
+        message = f"the backward pass of {type(model).__name__} raised {type(error).__name__}: {error}"
+        raise ModelError(message) from error
+
+
+__all__ = ["Capture", "Watch", "default_loss", "gradient_flow", "load", "watch"]

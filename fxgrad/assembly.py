@@ -1,0 +1,191 @@
+"""From what was kept of a backward event to a ``GradientFlow``: the one copy to the host happens here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from fxgrad.capture.captured import ParameterRef, Plan, Ref, SiteSpec
+from fxgrad.capture.names import dtype_word
+from fxgrad.record.recorder import Kept
+from fxgrad.record.slots import Reading
+from fxgrad.record.statistics import from_full, from_norm
+from fxgrad.schema import (
+    REASONS,
+    BlindSpot,
+    CaptureReport,
+    EventInfo,
+    GradientFlow,
+    Level,
+    ParameterRecord,
+    Reason,
+    Site,
+    Statistics,
+)
+
+_CUTS = frozenset({"detach", "detach_", "data"})
+
+
+def read_statistics(kept: Kept) -> list[Statistics | None]:
+    """Statistics by site number: one copy to the host per device and kind of slot."""
+    rows = {key: buffer.to("cpu").tolist() for key, buffer in kept.buffers.items()}
+    return [
+        None if reading is None or number in kept.failures else _statistics(rows[reading.key][number], reading)
+        for number, reading in enumerate(kept.readings)
+    ]
+
+
+def _statistics(value: Any, reading: Reading) -> Statistics:
+    return from_full(value) if reading.key[1] == "full" else from_norm(value, reading.numel)
+
+
+def assemble(kept: Kept, loss: str, level: Level) -> GradientFlow:
+    """The flow of one backward event through one forward call."""
+    recording = kept.recording
+    plan: Plan = recording.plan
+    parameters: list[tuple[int, tuple[str, ...], Tensor]] = recording.parameters
+    frozen_names = {name for _, names, parameter in parameters if not parameter.requires_grad for name in names}
+    found = read_statistics(kept)
+    sites = _Sites(plan, recording, kept, found, frozen_names)
+    report: CaptureReport = recording.report
+    return GradientFlow(
+        nodes=plan.nodes,
+        sites=tuple(sites.site(number, spec) for number, spec in enumerate(plan.sites)),
+        edges=plan.edges,
+        parameters=_parameters(kept, parameters),
+        blind_spots=sites.blind_spots(),
+        calls=plan.module_calls,
+        capture=report,
+        event=EventInfo(kept.event, recording.number, loss, level),
+    )
+
+
+class _Sites:
+    """Sites and blind spots of one recording."""
+
+    def __init__(
+        self, plan: Plan, recording: Any, kept: Kept, found: list[Statistics | None], frozen: set[str]
+    ) -> None:
+        self.plan = plan
+        self.recording = recording
+        self.kept = kept
+        self.found = found
+        self.frozen = frozen
+        self.number = {Ref(spec.call, spec.output.position): n for n, spec in enumerate(plan.sites)}
+        self.consumers: dict[Ref, list[int]] = {}
+        for number, call in enumerate(plan.calls):
+            for _, ref in call.uses():
+                self.consumers.setdefault(ref, []).append(number)
+        self.reasons: dict[Ref, tuple[Reason, str]] = {}
+        self._explain()
+
+    def statistics(self, number: int) -> Statistics | None:
+        """Statistics of a site; None for one whose hook saw a part only."""
+        if number in self.recording.untold or self._lost(number):
+            return None
+        return self.found[number] if number < len(self.found) else None
+
+    def _lost(self, number: int) -> bool:
+        spec = self.plan.sites[number]
+        return Ref(spec.call, spec.output.position) in self.plan.lost
+
+    def site(self, number: int, spec: SiteSpec) -> Site:
+        """The schema's site."""
+        output = spec.output
+        shapes = self.recording.shapes
+        reading = self.kept.readings[number] if number < len(self.kept.readings) else None
+        shape = shapes[number] if number < len(shapes) else output.shape
+        return Site(
+            node=self.plan.nodes[spec.call],
+            output_position=output.position,
+            shape=tuple(reading.shape if reading is not None else shape),
+            dtype=dtype_word(output.dtype),
+            device=str(output.device),
+            statistics=self.statistics(number),
+        )
+
+    def blind_spots(self) -> tuple[BlindSpot, ...]:
+        """Every tensor without a measured gradient, with its reason."""
+        return tuple(
+            BlindSpot(self.plan.nodes[ref.call].key, ref.position, reason, detail)
+            for ref, (reason, detail) in self.reasons.items()
+        )
+
+    # ---- why a tensor has no gradient ----------------------------------------------------------------------
+
+    def _explain(self) -> None:
+        reached = self._reached()
+        for number, call in enumerate(self.plan.calls):
+            for output in call.outputs:
+                ref = Ref(number, output.position)
+                site = self.number.get(ref)
+                if site is not None and self.statistics(site) is not None:
+                    continue
+                reason, more = self._reason(ref, site, ref in reached)
+                self.reasons[ref] = (reason, REASONS[reason] + (f" ({more})" if more else ""))
+
+    def _reason(self, ref: Ref, site: int | None, reached: bool) -> tuple[Reason, str]:
+        call = self.plan.calls[ref.call]
+        if site is None:
+            return "integer", ""
+        if site in self.recording.untold or ref in self.plan.lost:
+            return "changed_through_view", ""
+        if site in self.kept.failures:
+            return "statistic_failed", self.kept.failures[site]
+        if site not in self.recording.not_required:
+            return ("not_reached", "") if reached else ("output_unused", "")
+        if not call.grad_enabled:
+            return "no_grad_region", ""
+        if call.word in _CUTS:
+            return "detached", f"by {self.plan.nodes[ref.call].key}"
+        return self._inherited(ref)
+
+    def _inherited(self, ref: Ref) -> tuple[Reason, str]:
+        """Why nothing that a value depends on requires a gradient."""
+        call = self.plan.calls[ref.call]
+        causes = [self.reasons[used] for _, used in call.uses() if used in self.reasons]
+        for wanted in ("detached", "no_grad_region"):
+            if any(reason == wanted for reason, _ in causes):
+                cut = next(used for _, used in call.uses() if self.reasons.get(used, ("", ""))[0] == wanted)
+                key = self.plan.nodes[cut.call].key
+                return "detached", f"by {key}" if wanted == "detached" else f"it depends on {key}, computed without"
+        direct = [v for v in (*call.args, *call.kwargs.values()) if isinstance(v, ParameterRef)]
+        if call.frozen or any(v.name in self.frozen for v in direct) or any(r == "frozen" for r, _ in causes):
+            return "frozen", ""
+        return "no_grad_required", ""
+
+    def _reached(self) -> set[Ref]:
+        """Values from which a measured value, or the model's output, can be reached along the graph."""
+        reached: set[Ref] = set()
+        good: set[int] = set()
+        for number in range(len(self.plan.calls) - 1, -1, -1):
+            call = self.plan.calls[number]
+            refs = [Ref(number, output.position) for output in call.outputs]
+            for ref in refs:
+                site = self.number.get(ref)
+                measured = site is not None and site < len(self.found) and self.found[site] is not None
+                if measured or any(consumer in good for consumer in self.consumers.get(ref, ())):
+                    reached.add(ref)
+            if any(ref in reached for ref in refs):
+                good.add(number)
+        return reached
+
+
+def _parameters(kept: Kept, parameters: Sequence[tuple[int, tuple[str, ...], Tensor]]) -> tuple[ParameterRecord, ...]:
+    own = kept.parameters
+    found = read_statistics(own) if own is not None else []
+    records = []
+    for number, names, parameter in parameters:
+        statistics = found[number] if number < len(found) else None
+        reason: Reason | None = None
+        if statistics is None:
+            reason = "frozen" if not parameter.requires_grad else "not_reached"
+            if own is not None and number in own.failures:
+                reason = "statistic_failed"
+        records.append(ParameterRecord(
+            name=names[0], aliases=names[1:], shape=tuple(parameter.shape), dtype=dtype_word(parameter.dtype),
+            device=str(parameter.device), requires_grad=parameter.requires_grad, statistics=statistics, reason=reason,
+        ))  # fmt: skip
+    return tuple(records)

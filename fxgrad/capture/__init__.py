@@ -1,0 +1,1 @@
+"""Capture: obtain a graph from a model.  Front ends: ``symbolic`` and ``eager``."""

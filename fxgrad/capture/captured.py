@@ -1,0 +1,251 @@
+"""What a front end writes down, and how nodes, sites and edges are made of it.
+
+A front end appends one ``Call`` per node in the order of execution.  A value is a ``Ref``: the number of the call that
+returned it and its position in the output.  ``Plan`` turns the calls into the schema's nodes and sites, lazily,
+because a training step needs neither.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, fx
+
+from fxgrad.capture.names import Keys, qualified
+from fxgrad.schema import Consumer, Edge, ModuleCall, Node
+
+
+class Ref(NamedTuple):
+    """A value: ``position`` in the output of call number ``call``."""
+
+    call: int
+    position: str
+
+
+class ParameterRef(NamedTuple):
+    """A parameter or buffer used directly, by its full name."""
+
+    name: str
+
+
+class Opaque(NamedTuple):
+    """A constant of a type that no graph can hold, or a tensor that came from outside, as text."""
+
+    text: str
+
+
+@dataclass(slots=True, frozen=True)
+class Output:
+    """One tensor that a call returned, as it was when the call was first written down."""
+
+    position: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+    differentiable: bool
+    requires_grad: bool
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """One node, as a front end saw it run.
+
+    ``args`` and ``kwargs`` hold ``Ref``, ``ParameterRef``, ``Opaque`` and constants.  ``key_stem`` is the node key
+    without its call index.  ``frozen``: all parameters that the call uses of its own are frozen.
+    """
+
+    op: str
+    target: Any
+    word: str
+    key_stem: str
+    path: str
+    module_type: str
+    function: Callable[..., Any] | None
+    refs: tuple[Ref | None, ...]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    outputs: tuple[Output, ...]
+    source: str | None
+    grad_enabled: bool = True
+    frozen: bool = False
+
+    def uses(self) -> Iterator[tuple[str, Ref]]:
+        """Every value that the call takes, with its argument path."""
+        yield from _uses("args", self.args)
+        yield from _uses("kwargs", self.kwargs)
+
+
+def _uses(path: str, value: Any) -> Iterator[tuple[str, Ref]]:
+    if isinstance(value, Ref):
+        yield path, value
+    elif isinstance(value, (ParameterRef, Opaque)):
+        return
+    elif isinstance(value, (tuple, list)):
+        for index, item in enumerate(value):
+            yield from _uses(f"{path}[{index}]", item)
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from _uses(f"{path}[{key!r}]", item)
+    elif isinstance(value, slice):
+        for name in ("start", "stop", "step"):
+            yield from _uses(f"{path}.{name}", getattr(value, name))
+
+
+def tensors_in(value: Any, position: str = "", depth: int = 0) -> Iterator[tuple[str, Tensor]]:
+    """Every tensor in a tensor, tuple, list, dict or dataclass, with its position in it."""
+    if isinstance(value, Tensor):
+        yield position, value
+    elif isinstance(value, torch.Size) or depth > 8:  # a bound, for structures that contain themselves
+        return
+    elif isinstance(value, (tuple, list)):
+        for index, item in enumerate(value):
+            yield from tensors_in(item, f"{position}[{index}]", depth + 1)
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from tensors_in(item, f"{position}[{key!r}]", depth + 1)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for entry in dataclasses.fields(value):
+            yield from tensors_in(getattr(value, entry.name, None), f"{position}.{entry.name}", depth + 1)
+
+
+@dataclass(slots=True)
+class ModuleSpan:
+    """One module call: what it took in and returned."""
+
+    path: str
+    type: str
+    inputs: tuple[Ref, ...]
+    outputs: tuple[Ref, ...]
+
+
+@dataclass(slots=True)
+class SiteSpec:
+    """A site: which call, which of its outputs."""
+
+    call: int
+    output: Output
+
+
+@dataclass
+class Plan:
+    """The graph of one forward call, shared by all forward calls that ran the same way.
+
+    Attributes:
+        calls: in execution order; the last one is the ``output``.
+        spans: the module calls, in the order in which they returned.
+        lost: values whose hook cannot tell their gradient: views of memory that was changed in place.
+    """
+
+    calls: list[Call]
+    spans: list[ModuleSpan]
+    lost: set[Ref] = field(default_factory=set)
+
+    @cached_property
+    def sites(self) -> list[SiteSpec]:
+        """One per differentiable tensor, in the order in which probes number them."""
+        return [SiteSpec(n, out) for n, call in enumerate(self.calls) for out in call.outputs if out.differentiable]
+
+    @cached_property
+    def graph(self) -> fx.Graph:
+        """The calls as a torch.fx graph (for reading; constants that fx cannot hold are shown as text)."""
+        return _fx_graph(self.calls)[0]
+
+    @cached_property
+    def nodes(self) -> tuple[Node, ...]:
+        """One schema node per call."""
+        keys = Keys()
+        nodes = []
+        for call, fx_node in zip(self.calls, _fx_graph(self.calls)[1], strict=True):
+            key, index = keys.make(call.key_stem)
+            nodes.append(Node(
+                key, fx_node.name, call.op, _target_text(call.target), call.path, call.module_type, index, call.source,
+            ))  # fmt: skip
+        return tuple(nodes)
+
+    @cached_property
+    def edges(self) -> tuple[Edge, ...]:
+        """Every use of a value by a later node."""
+        nodes = self.nodes
+        return tuple(
+            Edge(nodes[ref.call].key, ref.position, Consumer(nodes[number].key, argument))
+            for number, call in enumerate(self.calls)
+            for argument, ref in call.uses()
+        )
+
+    @cached_property
+    def module_calls(self) -> tuple[ModuleCall, ...]:
+        """The module calls, with their values as site ids."""
+        keys = Keys()
+        return tuple(
+            ModuleCall(span.path, span.type, keys.make(span.path)[1], self._ids(span.inputs), self._ids(span.outputs))
+            for span in self.spans
+        )
+
+    def _ids(self, refs: tuple[Ref, ...]) -> tuple[str, ...]:
+        return tuple(self.nodes[ref.call].key + ref.position for ref in refs)
+
+
+def _target_text(target: Any) -> str:
+    if isinstance(target, str):
+        return target
+    return qualified(target)
+
+
+def describe_output(position: str, tensor: Tensor) -> Output:
+    """The facts of one tensor.  To be called where torch functions are not intercepted."""
+    differentiable = tensor.is_floating_point() or tensor.is_complex()
+    shape = tuple(tensor.shape) if not tensor.is_nested else ()
+    return Output(position, shape, tensor.dtype, tensor.device, differentiable, tensor.requires_grad)
+
+
+def _fx_graph(calls: list[Call]) -> tuple[fx.Graph, list[fx.Node]]:
+    """A torch.fx graph with one node per call; positions in an output are part of the argument's text only."""
+    graph = fx.Graph()
+    made: list[fx.Node] = []
+
+    def fill(value: Any) -> Any:
+        if isinstance(value, Ref):
+            return made[value.call]
+        if isinstance(value, ParameterRef):
+            return value.name
+        if isinstance(value, Opaque):
+            return value.text
+        if isinstance(value, slice):
+            return slice(fill(value.start), fill(value.stop), fill(value.step))
+        if isinstance(value, tuple):
+            return tuple(fill(item) for item in value)
+        if isinstance(value, list):
+            return [fill(item) for item in value]
+        if isinstance(value, dict):
+            return {str(key): fill(item) for key, item in value.items()}
+        return value
+
+    for call in calls:
+        op = "call_function" if call.op == "external" else call.op
+        target = _external if call.op == "external" else call.target
+        args = tuple(fill(item) for item in call.args)
+        name = call.word if call.op in ("external", "placeholder") else None
+        if op == "placeholder":
+            args = ()
+        if op == "call_function" and not callable(target):
+            target = _external
+        made.append(graph.create_node(op, target, args, {k: fill(v) for k, v in call.kwargs.items()}, name=name))
+    return graph, made
+
+
+def _external(*values: Any) -> None:
+    """Stands in an fx graph for code that no front end can see; never run."""
+    raise NotImplementedError(values)
+
+
+def constant(value: Any) -> Any:
+    """``value`` if a graph can hold it as it is, else its text."""
+    simple = (int, float, complex, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
+    if isinstance(value, simple):
+        return value
+    return value if value is Ellipsis else Opaque(type(value).__name__)

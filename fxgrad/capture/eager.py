@@ -1,0 +1,348 @@
+"""The ``eager`` front end: the model's own Python runs, and each call is written down as it returns.
+
+Functions, methods and operators are seen by a ``TorchFunctionMode``, module calls by global module hooks which are
+registered only while the forward runs and act only in its thread.  Nothing is run twice and nothing is replaced, so
+that the result is right for any model.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.overrides import TorchFunctionMode
+
+from fxgrad.capture.captured import (
+    Call,
+    ModuleSpan,
+    Opaque,
+    Output,
+    ParameterRef,
+    Plan,
+    Ref,
+    constant,
+    describe_output,
+    tensors_in,
+)
+from fxgrad.capture.modules import ModuleMap, Place
+from fxgrad.capture.names import METADATA, op_word, operator_of, source_line
+from fxgrad.torch_private import base_of, functorch_active, version_of, without_torch_function
+
+_WRITES_ITEM = torch.Tensor.__setitem__
+
+
+@dataclass(slots=True)
+class _Known:
+    """What is known of a living tensor: who returned it, and what it was like then."""
+
+    tensor: weakref.ref[Tensor]
+    ref: Ref
+    requires_grad: bool
+    version: int
+    site: int
+    view: bool
+
+
+class Session(TorchFunctionMode):
+    """One forward call under observation.
+
+    Args:
+        modules: the model's paths.
+        recording: takes the probes; ``put`` is how a probe is put on a tensor.
+        put: ``(recording, tensor, site index) -> None``.
+        previous: the plan of an earlier call; where this call runs the same way, its parts are used again.
+    """
+
+    def __init__(self, modules: ModuleMap, recording: Any, put: Callable[..., None], previous: Plan | None) -> None:
+        super().__init__()
+        self.modules = modules
+        self.recording = recording
+        self.put = put
+        self.previous = previous
+        self.calls: list[Call] = []
+        self.spans: list[ModuleSpan] = []
+        self.lost: set[Ref] = set()
+        self._old: list[Call] = previous.calls if previous is not None else []
+        self._same = previous is not None
+        self._known: dict[int, _Known] = {}
+        self._inside = 0
+        self._stack: list[tuple[Place | None, tuple[Ref, ...]]] = []
+        self._path = ""
+        self._type = modules.places[id(modules.root)].type
+        self._thread = threading.get_ident()
+        self._handles: list[Any] = []
+        self._sites = 0
+
+    # ---- entering and leaving -------------------------------------------------------------------------------
+
+    def run(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], names: list[str]) -> Any:
+        """Call ``forward`` under observation and return what it returns."""
+        inputs = self._placeholders(args, kwargs, names)
+        self._handles = [
+            register_module_forward_pre_hook(self._enter_module),
+            register_module_forward_hook(self._leave_module, with_kwargs=True, always_call=True),
+        ]
+        try:
+            with self:
+                result = forward(*args, **kwargs)
+        finally:
+            for handle in self._handles:
+                handle.remove()
+        self._finish(result, inputs)
+        self._known = {}
+        return result
+
+    def _placeholders(self, args: tuple[Any, ...], kwargs: dict[str, Any], names: list[str]) -> tuple[Ref, ...]:
+        for name, value in named_arguments(args, kwargs, names):
+            for position, tensor in tensors_in(value):
+                word = name + position
+                self._add("placeholder", word, word, f"input:{word}", None, (), (), {}, [("", tensor)])
+        return tuple(Ref(n, "") for n in range(len(self.calls)))
+
+    def _finish(self, result: Any, inputs: tuple[Ref, ...]) -> None:
+        root = self.modules.places[id(self.modules.root)]
+        refs = self._refs((result,), {})
+        self._add("output", "output", "output", "output", None, refs, (result,), {}, [])
+        self.spans.append(ModuleSpan("", root.type, inputs, tuple(ref for ref in refs if ref is not None)))
+        if self._same and len(self.calls) == len(self._old) and self.previous is not None:
+            self.recording.plan = self.previous
+            self.previous.lost.update(self.lost)
+        else:
+            self.recording.plan = Plan(self.calls, self.spans, self.lost)
+
+    # ---- modules --------------------------------------------------------------------------------------------
+
+    def _enter_module(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        if threading.get_ident() != self._thread:
+            return
+        if self._inside:
+            self._inside += 1
+            self._stack.append((None, ()))
+            return
+        place = self.modules.places.get(id(module))
+        if place is None or place.module is not module or module is self.modules.root:
+            self._stack.append((None, ()))  # made in forward: its calls belong to the module that made it
+            return
+        with without_torch_function():
+            refs = self._refs(args, {})
+        self._stack.append((place, tuple(ref for ref in refs if ref is not None)))
+        if place.leaf:
+            self._inside = 1
+        else:
+            self._path, self._type = place.path, place.type
+
+    def _leave_module(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        if threading.get_ident() != self._thread or not self._stack:
+            return
+        place, inputs = self._stack.pop()
+        if self._inside > 1:
+            self._inside -= 1
+            return
+        self._inside = 0
+        if place is None:
+            return
+        outer = next((entry for entry, _ in reversed(self._stack) if entry is not None), None)
+        self._path = outer.path if outer else ""
+        self._type = outer.type if outer else self.modules.places[id(self.modules.root)].type
+        with without_torch_function():
+            if place.leaf:
+                self._record_leaf(place, args, kwargs, result)
+            outputs = tuple(ref for _, t in tensors_in(result) if (ref := self._lookup(t)) is not None)
+            self.spans.append(ModuleSpan(place.path, place.type, inputs, outputs))
+
+    def _record_leaf(self, place: Place, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        found = list(tensors_in(result))
+        if not found:
+            return
+        refs = self._refs(args, kwargs)
+        outer, self._path = self._path, place.path
+        kind, self._type = self._type, place.type
+        op = "external" if place.opaque else "call_module"
+        word = place.path.rpartition(".")[2]
+        self._add(op, place.path, word, place.path, None, refs, args, kwargs, found)
+        self._path, self._type = outer, kind
+
+    # ---- functions ------------------------------------------------------------------------------------------
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Call ``func`` and write it down if it returned a tensor."""
+        del types
+        kwargs = kwargs or {}
+        if self._inside:
+            return func(*args, **kwargs)
+        result = func(*args, **kwargs)
+        if isinstance(result, Tensor):
+            self._record(func, args, kwargs, [("", result)])
+        elif isinstance(result, (tuple, list)) and not isinstance(result, torch.Size):
+            found = list(tensors_in(result))
+            if found:
+                self._record(func, args, kwargs, found)
+        elif func is _WRITES_ITEM:
+            self._record(func, args, kwargs, [("", args[0])])
+        return result
+
+    def _record(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], found: list[tuple[str, Tensor]]
+    ) -> None:
+        if functorch_active():
+            return  # wrapped tensors have no gradient of their own; what comes out of the transform is external
+        word = op_word(func)
+        if word in METADATA or word == "grad":
+            return
+        refs = self._refs(args, kwargs)
+        stem = f"{self._path}/{word}"
+        self._add("call", func, word, stem, func, refs, args, kwargs, found)
+
+    def _add(  # noqa: PLR0913  # the facts of one node; a dataclass would be made a second time on the hot path
+        self, op: str, target: Any, word: str, stem: str, func: Any, refs: tuple[Ref | None, ...],
+        args: tuple[Any, ...], kwargs: dict[str, Any], found: list[tuple[str, Tensor]],
+    ) -> None:  # fmt: skip
+        number = len(self.calls)
+        old = self._old[number] if self._same and number < len(self._old) else None
+        enabled = torch.is_grad_enabled()
+        if old is None or not _same_call(old, stem, func, refs, found, enabled):
+            self._same = False
+            if op == "call":
+                op, target = _fx_op(func, word)
+            old = Call(
+                op, target, word, stem, self._path, self._type, func, refs, self._template(args),
+                {key: self._template(value) for key, value in kwargs.items()},
+                tuple(describe_output(position, tensor) for position, tensor in found),
+                source_line(), enabled, op == "call_module" and _frozen(self.modules.root.get_submodule(target)),
+            )  # fmt: skip
+        self.calls.append(old)
+        for output, (position, tensor) in zip(old.outputs, found, strict=True):
+            self._bind(Ref(number, position), tensor, output)
+
+    def _bind(self, ref: Ref, tensor: Tensor, output: Output) -> None:
+        site = -1
+        requires = tensor.requires_grad
+        recording = self.recording
+        if output.differentiable:
+            site = self._sites
+            self._sites += 1
+            recording.shapes.append(tensor.shape if not tensor.is_nested else ())
+            if requires:
+                self.put(recording, tensor, site)
+            else:
+                recording.not_required.add(site)
+        view = base_of(tensor) is not None
+        self._known[id(tensor)] = _Known(weakref.ref(tensor), ref, requires, version_of(tensor), site, view)
+
+    # ---- values ---------------------------------------------------------------------------------------------
+
+    def _refs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Ref | None, ...]:
+        refs: list[Ref | None] = []
+        for value in (*args, *kwargs.values()):
+            if isinstance(value, Tensor):
+                refs.append(self._lookup(value))
+            elif isinstance(value, (tuple, list, dict)) and not isinstance(value, torch.Size):
+                refs.extend(self._lookup(tensor) for _, tensor in tensors_in(value))
+        return tuple(refs)
+
+    def _lookup(self, tensor: Tensor) -> Ref | None:
+        known = self._known.get(id(tensor))
+        if known is None or known.tensor() is not tensor:
+            if id(tensor) in self.modules.tensors or not tensor.requires_grad or isinstance(tensor, nn.Parameter):
+                return None
+            return self._external(tensor, None)
+        if known.version != version_of(tensor) and known.view:
+            self._lose(known)
+        if not known.requires_grad and tensor.requires_grad:
+            return self._external(tensor, known.ref)
+        return known.ref
+
+    def _external(self, tensor: Tensor, inner: Ref | None) -> Ref:
+        """A value that was made where no call could be seen: by a custom function, compiled or recomputed code."""
+        with without_torch_function():
+            maker = type(tensor.grad_fn).__name__.removesuffix("Backward") if tensor.grad_fn is not None else "leaf"
+            refs = (inner,) if inner is not None else self._makers(tensor)
+            stem = f"{self._path}/{maker}"
+            self._add("external", maker, maker, stem, None, refs, refs, {}, [("", tensor)])
+        return self._known[id(tensor)].ref
+
+    def _makers(self, tensor: Tensor) -> tuple[Ref, ...]:
+        """The known values that an external value was computed from, found in the autograd graph."""
+        owners = {k.tensor().grad_fn: k.ref for k in self._known.values() if k.requires_grad and k.tensor() is not None}  # type: ignore[union-attr]
+        owners.pop(None, None)
+        queue, seen, found = [tensor.grad_fn], set(), []
+        while queue and len(seen) < 256:  # noqa: PLR2004  # a bound for huge external graphs; the edges are an aid
+            node = queue.pop(0)
+            for previous, _ in node.next_functions if node is not None else ():
+                if previous in owners:
+                    found.append(owners[previous])
+                elif previous is not None and previous not in seen:
+                    seen.add(previous)
+                    queue.append(previous)
+        return tuple(dict.fromkeys(found))
+
+    def _template(self, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            known = self._known.get(id(value))
+            if known is not None and known.tensor() is value:
+                return known.ref
+            name = self.modules.tensors.get(id(value))
+            return ParameterRef(name) if name is not None else Opaque("tensor")
+        if isinstance(value, (Ref, ParameterRef, Opaque)):
+            return value
+        if isinstance(value, tuple):
+            return tuple(self._template(item) for item in value)
+        if isinstance(value, list):
+            return [self._template(item) for item in value]
+        if isinstance(value, dict):
+            return {str(key): self._template(item) for key, item in value.items()}
+        if isinstance(value, slice):
+            return slice(self._template(value.start), self._template(value.stop), self._template(value.step))
+        return constant(value)
+
+    def _lose(self, known: _Known) -> None:
+        """The hook on a view cannot see what flows back after its memory was changed: autograd gave it a new node."""
+        if known.site >= 0:
+            self.recording.untold.add(known.site)
+            self.lost.add(known.ref)
+
+
+def named_arguments(args: tuple[Any, ...], kwargs: dict[str, Any], names: list[str]) -> list[tuple[str, Any]]:
+    """The arguments of a forward call with their names; further positional ones are ``args[n]``."""
+    listed = [
+        (names[index] if index < len(names) else f"args[{index - len(names)}]", value)
+        for index, value in enumerate(args)
+    ]
+    return listed + list(kwargs.items())
+
+
+def _same_call(
+    old: Call, stem: str, func: Any, refs: tuple[Ref | None, ...], found: list[tuple[str, Tensor]], enabled: bool
+) -> bool:
+    if old.key_stem != stem or old.refs != refs or old.function != func or old.grad_enabled != enabled:
+        return False
+    if len(old.outputs) != len(found):
+        return False
+    for output, (position, tensor) in zip(old.outputs, found, strict=True):
+        if output.position != position or output.requires_grad != tensor.requires_grad or output.dtype != tensor.dtype:
+            return False
+    return True
+
+
+def _fx_op(func: Callable[..., Any], word: str) -> tuple[str, Any]:
+    """How torch.fx would write the call: methods by name, operators and functions by object."""
+    operator = operator_of(word)
+    if operator is not None:
+        return "call_function", operator
+    if torch.overrides.is_tensor_method_or_property(func):
+        return "call_method", word
+    return "call_function", func
+
+
+def _frozen(module: nn.Module) -> bool:
+    """Whether the module has parameters and none of them requires a gradient."""
+    parameters = list(module.parameters())
+    return bool(parameters) and not any(parameter.requires_grad for parameter in parameters)

@@ -1,0 +1,74 @@
+"""Which module is where: paths of modules and names of parameters, kept current at little cost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from fxgrad.capture.names import is_leaf, is_opaque
+from fxgrad.torch_private import children_of
+
+
+@dataclass(slots=True, eq=False)
+class Place:
+    """A module in the tree."""
+
+    module: nn.Module
+    path: str
+    leaf: bool
+    opaque: bool
+    type: str
+
+
+class ModuleMap:
+    """Paths of all modules and names of all parameters and buffers of a model.
+
+    A module or parameter that is registered twice keeps its first name, as in ``named_modules``.
+    """
+
+    def __init__(self, root: nn.Module) -> None:
+        self.root = root
+        self.places: dict[int, Place] = {}
+        self.tensors: dict[int, str] = {}
+        self.parameters: list[tuple[tuple[str, ...], Tensor]] = []
+        self._structure: list[tuple[nn.Module, tuple[Any, ...]]] = []
+        self._build()
+
+    def _build(self) -> None:
+        self.places = {}
+        names: dict[int, list[str]] = {}
+        values: dict[int, Tensor] = {}
+        self._structure = []
+        self.tensors = {}
+        for path, module in self.root.named_modules():
+            self.places[id(module)] = Place(module, path, is_leaf(module), is_opaque(module), type(module).__name__)
+            self._structure.append((module, _signature(module)))
+        for name, parameter in self.root.named_parameters(remove_duplicate=False):
+            names.setdefault(id(parameter), []).append(name)
+            values[id(parameter)] = parameter
+            self.tensors.setdefault(id(parameter), name)
+        for name, buffer in self.root.named_buffers():
+            self.tensors.setdefault(id(buffer), name)
+            values[id(buffer)] = buffer
+        self._alive = values  # ids stay theirs as long as the tensors live
+        self.parameters = [(tuple(found), values[key]) for key, found in names.items()]
+
+    def refresh(self) -> bool:
+        """Rebuild if a module, parameter or buffer was added, removed or swapped; whether that was so."""
+        for module, signature in self._structure:
+            if _signature(module) != signature:
+                self._build()
+                return True
+        return False
+
+
+def _signature(module: nn.Module) -> tuple[Any, ...]:
+    own = module.__dict__
+    return (
+        *map(id, children_of(module).values()),
+        None,
+        *map(id, own.get("_parameters", {}).values()),
+        *map(id, own.get("_buffers", {}).values()),
+    )

@@ -1,0 +1,169 @@
+"""The engine: runs a model's forward under observation, by the front end that fits, and keeps what came of it."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from fxgrad.assembly import assemble, read_statistics
+from fxgrad.capture.captured import Plan
+from fxgrad.capture.eager import Session
+from fxgrad.capture.modules import ModuleMap
+from fxgrad.errors import NoFlowError
+from fxgrad.instrumentation.probe import ParameterHook, put
+from fxgrad.instrumentation.recording import Recording
+from fxgrad.record.recorder import Kept, Recorder
+from fxgrad.schema import CaptureReport, GradientFlow, Level
+from fxgrad.torch_private import functorch_active
+
+
+class ParameterHooks:
+    """Tensor hooks on the parameters that require a gradient, numbered for life."""
+
+    def __init__(self, sink: Recorder) -> None:
+        self._sink = sink
+        self._numbers: dict[int, int] = {}
+        self._hooked: dict[int, tuple[Tensor, RemovableHandle]] = {}
+
+    def refresh(self, parameters: list[tuple[tuple[str, ...], Tensor]]) -> list[tuple[int, tuple[str, ...], Tensor]]:
+        """Hook what has begun to require a gradient since; the parameters with their numbers."""
+        listed = []
+        for names, parameter in parameters:
+            number = self._numbers.setdefault(id(parameter), len(self._numbers))
+            if parameter.requires_grad and id(parameter) not in self._hooked:
+                handle = parameter.register_hook(ParameterHook(self._sink, number))  # type: ignore[no-untyped-call]
+                self._hooked[id(parameter)] = (parameter, handle)
+            listed.append((number, names, parameter))
+        return listed
+
+    def remove(self) -> None:
+        """Take all hooks off."""
+        for _, handle in self._hooked.values():
+            handle.remove()
+        self._hooked.clear()
+
+
+class Engine:
+    """Observes the forward calls of one model.
+
+    Args:
+        model: the model.
+        forward: what a call runs (the model's own forward).
+        level: statistics level.
+        capture: ``"auto"``, ``"symbolic"`` or ``"eager"``.
+    """
+
+    def __init__(self, model: nn.Module, forward: Callable[..., Any], level: Level, capture: str) -> None:
+        self.model = model
+        self.forward = forward
+        self.capture = capture
+        self.level: Level = level
+        self.recorder = Recorder(level)
+        self.modules = ModuleMap(model)
+        self.parameters = ParameterHooks(self.recorder)
+        self.loss_words = "the caller's own backward pass"
+        self._numbers = itertools.count()
+        self._names = positional_names(forward)
+        self._previous: Plan | None = None
+        self._live: list[Recording] = []
+        self._flows: dict[int, GradientFlow] = {}
+
+    # ---- running ---------------------------------------------------------------------------------------------
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the forward under observation where that makes sense, else as it is."""
+        if not self.recorder.on or not torch.is_grad_enabled() or functorch_active():
+            return self.forward(*args, **kwargs)
+        recording = self._begin()
+        try:
+            result = self._run_eager(recording, args, kwargs)
+        except BaseException:
+            recording.release()
+            raise
+        self._live.append(recording)
+        return result
+
+    def _begin(self) -> Recording:
+        self.recorder.settle()
+        self._release_finished()
+        self.modules.refresh()
+        expected = len(self._previous.sites) if self._previous is not None else 0
+        recording = Recording(self.recorder, next(self._numbers), expected)
+        recording.parameters = self.parameters.refresh(self.modules.parameters)
+        return recording
+
+    def _run_eager(self, recording: Recording, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        recording.report = self._report("eager", "asked for")
+        session = Session(self.modules, recording, put, self._previous)
+        result = session.run(self.forward, args, kwargs, self._names)
+        self._previous = recording.plan
+        return result
+
+    def _report(self, front_end: Any, reason: str) -> CaptureReport:
+        return CaptureReport(
+            front_end, reason, type(self.model).__name__, self.model.training, torch.__version__, refused=()
+        )
+
+    def _release_finished(self) -> None:
+        """Take the hooks off the inputs of forward calls whose backward has run."""
+        finished = {id(kept.recording) for kept in self.recorder.history}
+        for recording in [r for r in self._live if id(r) in finished]:
+            recording.release()
+            self._live.remove(recording)
+
+    def close(self) -> None:
+        """Take every hook off."""
+        self.recorder.settle()
+        self.recorder.on = False
+        for recording in self._live:
+            recording.release()
+        self._live.clear()
+        self.parameters.remove()
+
+    # ---- reading ---------------------------------------------------------------------------------------------
+
+    def history(self) -> list[GradientFlow]:
+        """The flows of all kept events, oldest first."""
+        self.recorder.settle()
+        return [self._flow(kept) for kept in self.recorder.history]
+
+    def flow(self) -> GradientFlow:
+        """The flow of the latest event.
+
+        Raises:
+            NoFlowError: no backward pass has run through a recorded forward call yet.
+        """
+        self.recorder.settle()
+        if not self.recorder.history:
+            message = (
+                f"no gradient flow of {type(self.model).__name__} is recorded yet: "
+                "call the model with gradients enabled and run backward() first"
+            )
+            raise NoFlowError(message)
+        return self._flow(self.recorder.history[-1])
+
+    def _flow(self, kept: Kept) -> GradientFlow:
+        key = id(kept)
+        if key not in self._flows:
+            self._flows = {id(k): self._flows[id(k)] for k in self.recorder.history if id(k) in self._flows}
+            self._flows[key] = assemble(kept, self.loss_words, self.level)
+        return self._flows[key]
+
+
+def positional_names(forward: Callable[..., Any]) -> list[str]:
+    """Names of the parameters of ``forward`` that can be given by position."""
+    try:
+        signature = inspect.signature(forward)
+    except (TypeError, ValueError):  # a builtin or scripted forward has none; its arguments are args[0], args[1] ...
+        return []
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return [name for name, parameter in signature.parameters.items() if parameter.kind in kinds]
+
+
+__all__ = ["Engine", "ParameterHooks", "positional_names", "read_statistics"]

@@ -1,0 +1,1 @@
+"""Instrument: put identity probes with tensor hooks on every value that can carry a gradient."""

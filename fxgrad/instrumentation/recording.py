@@ -1,0 +1,48 @@
+"""One instrumented forward call."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch.utils.hooks import RemovableHandle
+
+
+class Recording:
+    """Takes probes during one forward call and gradients during its backward passes.
+
+    Attributes:
+        sink: what hooks call.
+        number: of the forward call since watching began.
+        shapes: of the value at each site, in site order.
+        not_required: sites whose value required no gradient in this call.
+        untold: sites whose hook cannot tell the value's gradient (views of memory changed in place).
+        plan: the graph of the call, set when the forward has returned.
+        report: which front end ran, and why.
+        parameters: the model's parameters at this call, as (number, names, tensor).
+        expected: how many slots to prepare.
+    """
+
+    __slots__ = (
+        "__weakref__", "escalated", "expected", "leaf_handles", "not_required", "number", "parameters", "plan",
+        "report", "shapes", "sink", "untold",
+    )  # fmt: skip
+
+    def __init__(self, sink: Any, number: int, expected: int) -> None:
+        self.sink = sink
+        self.number = number
+        self.expected = expected
+        self.shapes: list[tuple[int, ...]] = []
+        self.not_required: set[int] = set()
+        self.untold: set[int] = set()
+        self.leaf_handles: list[RemovableHandle] = []
+        self.plan: Any = None
+        self.report: Any = None
+        self.parameters: Any = ()
+        self.escalated: frozenset[int] = frozenset()
+
+    def release(self) -> None:
+        """Take the hooks off leaf tensors; those on other tensors go with the graph."""
+        for handle in self.leaf_handles:
+            handle.remove()
+        self.leaf_handles.clear()

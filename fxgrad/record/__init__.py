@@ -1,0 +1,1 @@
+"""Record: gradients to statistics on the device, and from there to a ``GradientFlow``."""

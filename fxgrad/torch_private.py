@@ -1,0 +1,107 @@
+"""The only place that uses names of torch which are not public API.
+
+Each function says which name it uses, why no public one does, and what happens where it is missing.
+``tests/test_torch_private.py`` exercises every one on the installed torch.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+import torch.nn.modules.module as _module
+from torch import Tensor, nn
+
+
+def without_torch_function() -> AbstractContextManager[Any]:
+    """A context in which our own tensor calls do not come back to us through a TorchFunctionMode.
+
+    ``torch._C.DisableTorchFunction``: the documented ``DisableTorchFunctionSubclass`` leaves modes on.  Without
+    it our calls are seen by our own mode, which ignores them (slower, not wrong).
+    """
+    switch = getattr(torch._C, "DisableTorchFunction", None)  # noqa: SLF001
+    context: AbstractContextManager[Any] = switch() if switch is not None else nullcontext()
+    return context
+
+
+def functorch_active() -> bool:
+    """Whether a torch.func transform (grad, vmap, jvp) is running in this thread.
+
+    ``torch._C._functorch.peek_interpreter_stack``: there is no public question.  Without it, no.
+    """
+    functorch = getattr(torch._C, "_functorch", None)  # noqa: SLF001
+    peek = getattr(functorch, "peek_interpreter_stack", None)
+    return peek is not None and peek() is not None
+
+
+def version_of(tensor: Tensor) -> int:
+    """How often the memory of ``tensor`` was changed in place (``Tensor._version``, shared with its views)."""
+    return tensor._version  # noqa: SLF001
+
+
+def base_of(tensor: Tensor) -> Tensor | None:
+    """The tensor that ``tensor`` is a differentiable view of, or None (``Tensor._base``)."""
+    return tensor._base  # noqa: SLF001
+
+
+def at_end_of_backward(callback: Callable[[], None]) -> bool:
+    """Call ``callback`` when the running backward pass ends; False where torch offers no way.
+
+    ``Variable._execution_engine.queue_callback``, which DistributedDataParallel uses for the same end.  Where it
+    is missing, an event ends at the next forward call, at a second gradient of one site, or when it is read.
+    """
+    engine = getattr(torch.autograd.Variable, "_execution_engine", None)
+    queue = getattr(engine, "queue_callback", None)
+    if queue is None:
+        return False
+    try:
+        queue(callback)
+    except RuntimeError:  # called outside of a backward pass
+        return False
+    return True
+
+
+def current_backward() -> int:
+    """A number of the backward pass that runs in this thread, the same in all its device threads.
+
+    ``torch._C._current_graph_task_id``: two concurrent backwards cannot be told apart without it, so the fall-back
+    is the thread, which is right for one device.
+    """
+    task = getattr(torch._C, "_current_graph_task_id", None)  # noqa: SLF001
+    return task() if task is not None else -2 - threading.get_ident()
+
+
+def children_of(module: nn.Module) -> dict[str, nn.Module | None]:
+    """The registry of submodules itself (``Module._modules``): ``named_children`` skips duplicates and None."""
+    return module._modules  # noqa: SLF001
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether ``module`` carries hooks of its own around its call; torch offers no public question."""
+    names = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return any(getattr(module, name, None) for name in names)
+
+
+def global_hooks() -> Iterator[object]:
+    """The process-wide module hooks that are registered now; torch offers no public question."""
+    for name in (
+        "_global_forward_hooks",
+        "_global_forward_pre_hooks",
+        "_global_backward_hooks",
+        "_global_backward_pre_hooks",
+    ):
+        yield from getattr(_module, name, {}).values()
+
+
+def acts_after_accumulation(parameter: Tensor) -> bool:
+    """Whether a post-accumulate hook is registered on ``parameter`` (an optimizer that steps in the backward)."""
+    return bool(getattr(parameter, "_post_accumulate_grad_hooks", None))
+
+
+def compiled_original(module: nn.Module) -> nn.Module | None:
+    """The model inside of a ``torch.compile``d module, or None (``OptimizedModule._orig_mod``)."""
+    inner = children_of(module).get("_orig_mod") if type(module).__name__ == "OptimizedModule" else None
+    return inner
