@@ -1,0 +1,27 @@
+"""One thread, one seed, one answer: what the tests compare bit for bit must not depend on what ran before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> None:
+    """Sums over several threads may be added up in another order, and so end in other bits."""
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _known_state() -> Iterator[None]:
+    """Seed before each test, and give back the process-wide switches that a failed test may have left."""
+    torch.manual_seed(0)
+    dtype = torch.get_default_dtype()
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(mode=True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(mode=deterministic)
+    torch.set_default_dtype(dtype)
+    torch.set_grad_enabled(True)

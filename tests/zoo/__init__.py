@@ -1,0 +1,1 @@
+"""Small models, a file per kind; ``tests/models.py`` gathers them."""
