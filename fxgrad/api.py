@@ -1,4 +1,4 @@
-"""The wiring: ``gradient_flow``, ``watch``, ``load``."""
+"""The wiring: ``gradient_flow``, ``watch``, ``instrument``, ``load``."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from fxgrad import store
-from fxgrad.capture.captured import tensors_in
-from fxgrad.errors import InputError, ModelError, OptionError
+from fxgrad.errors import FxgradError, InputError, ModelError, OptionError
+from fxgrad.instrumented import Instrumented
 from fxgrad.preserve import preserved
 from fxgrad.schema import GradientFlow, Level
+from fxgrad.structure import tensors_in
 from fxgrad.torch_private import acts_after_accumulation, compiled_original
 from fxgrad.watching import Watch, refuse_unwatchable, watch_of
 
@@ -65,7 +66,7 @@ def gradient_flow(  # noqa: PLR0913  # the public signature of the design
     positional, named = _arguments(args, kwargs)
     leaves = [tensor for _, tensor in tensors_in((positional, named))]
     with preserved(model, leaves), _paused(outer), torch.enable_grad():
-        watch = Watch(model, every=1, level=statistics, capture=capture, over=outer)
+        watch = Watch(model, every=1, level=statistics, capture=capture, one_shot=True)
         try:
             scalar, words = _run(model, positional, named, loss)
             watch.engine.loss_words = words
@@ -103,6 +104,37 @@ def watch(
         message = f"every must be a whole number of at least 1, but is {every!r}"
         raise OptionError(message)
     return Watch(model, every=every, level=statistics, capture=capture)
+
+
+def instrument(
+    model: nn.Module, *, engine: Literal["hook"] = "hook", sites: Literal["node"] = "node",
+    statistics: Level = "norm", capture: Literal["auto", "symbolic"] = "auto",
+) -> Instrumented:  # fmt: skip
+    """The pass as a module: an ``fx.GraphModule`` with a probe behind every value, sharing the model's parameters.
+
+    Args:
+        model: a module that torch.fx can trace faithfully.
+        engine: ``"hook"``, tensor hooks.
+        sites: ``"node"``, the total gradient of each value.
+        statistics: ``"norm"`` or ``"full"``.
+        capture: ``"auto"`` checks the graph against the model's own run at the first call, ``"symbolic"`` trusts it.
+
+    Returns:
+        The graph module; ``flow()`` and ``history`` as on a watch.
+
+    Raises:
+        CaptureError: the model cannot be traced faithfully; the message says why.  ``fxgrad.watch`` takes any model.
+        WatchError: not a module, compiled, scripted or watched already.
+        OptionError: an option has an unknown value.
+    """
+    _check_options(capture, statistics, sites)
+    if engine != "hook":
+        message = f"engine={engine!r} is not known; it is 'hook'"
+        raise OptionError(message)
+    if capture == "eager":
+        message = "capture='eager' makes no graph module: use fxgrad.watch, or capture='auto' or 'symbolic'"
+        raise OptionError(message)
+    return Instrumented(model, statistics, capture)
 
 
 def load(path: str | Path) -> GradientFlow:
@@ -160,6 +192,8 @@ def _run(
     name = type(model).__name__
     try:
         output = model(*args, **kwargs)
+    except FxgradError:
+        raise
     except Exception as error:
         shapes = ", ".join(f"{position or 'input'}: {tuple(t.shape)}" for position, t in tensors_in((args, kwargs)))
         message = f"{name} raised {type(error).__name__} when called with tensors ({shapes}): {error}"
@@ -238,4 +272,4 @@ def _backward(scalar: Tensor, model: nn.Module) -> None:
         raise ModelError(message) from error
 
 
-__all__ = ["Capture", "Watch", "default_loss", "gradient_flow", "load", "watch"]
+__all__ = ["Capture", "Watch", "default_loss", "gradient_flow", "instrument", "load", "watch"]

@@ -135,12 +135,32 @@ class _Sites:
         if site in self.kept.failures:
             return "statistic_failed", self.kept.failures[site]
         if site not in self.recording.not_required:
+            cut = self._cut_below(ref)
+            if cut is not None:
+                return "detached", f"all that uses it goes through {cut}"
             return ("not_reached", "") if reached else ("output_unused", "")
         if not call.grad_enabled:
             return "no_grad_region", ""
         if call.word in _CUTS:
             return "detached", f"by {self.plan.nodes[ref.call].key}"
         return self._inherited(ref)
+
+    def _cut_below(self, ref: Ref) -> str | None:
+        """The key of a node that cuts the gradient between an unreached value and what the loss uses, if any."""
+        queue, seen, cut = [ref], {ref}, None
+        while queue:
+            for number in self.consumers.get(queue.pop(), ()):
+                call = self.plan.calls[number]
+                if call.op == "output":
+                    return None
+                below = [Ref(number, out.position) for out in call.outputs]
+                sites = [self.number[b] for b in below if b in self.number]
+                if sites and all(site in self.recording.not_required for site in sites):
+                    cut = cut or self.plan.nodes[number].key
+                    continue
+                queue += [b for b in below if b not in seen]
+                seen.update(below)
+        return cut
 
     def _inherited(self, ref: Ref) -> tuple[Reason, str]:
         """Why nothing that a value depends on requires a gradient."""

@@ -11,15 +11,18 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from fxgrad.assembly import assemble, read_statistics
+from fxgrad.assembly import assemble
 from fxgrad.capture.captured import Plan
 from fxgrad.capture.eager import Session
+from fxgrad.capture.learning import LearningRun
 from fxgrad.capture.modules import ModuleMap
 from fxgrad.errors import NoFlowError
-from fxgrad.instrumentation.probe import ParameterHook, put
+from fxgrad.choice import Chooser, Symbolic
+from fxgrad.instrumentation.probe import ParameterHook, current, put
 from fxgrad.instrumentation.recording import Recording
 from fxgrad.record.recorder import Kept, Recorder
-from fxgrad.schema import CaptureReport, GradientFlow, Level
+from fxgrad.schema import GradientFlow, Level
+from fxgrad.structure import tensors_in
 from fxgrad.torch_private import functorch_active
 
 
@@ -71,6 +74,7 @@ class Engine:
         self._numbers = itertools.count()
         self._names = positional_names(forward)
         self._previous: Plan | None = None
+        self.chooser = Chooser(model, self.modules, forward, capture)
         self._live: list[Recording] = []
         self._flows: dict[int, GradientFlow] = {}
 
@@ -82,10 +86,15 @@ class Engine:
             return self.forward(*args, **kwargs)
         recording = self._begin()
         try:
-            result = self._run_eager(recording, args, kwargs)
+            ready = self.chooser.choose(args, kwargs, self._names)
+            if ready is None:
+                result = self._run_eager(recording, args, kwargs)
+            else:
+                result = self._run_symbolic(recording, ready, args, kwargs)
         except BaseException:
             recording.release()
             raise
+        recording.report = self.chooser.report()
         self._live.append(recording)
         return result
 
@@ -99,16 +108,27 @@ class Engine:
         return recording
 
     def _run_eager(self, recording: Recording, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        recording.report = self._report("eager", "asked for")
         session = Session(self.modules, recording, put, self._previous)
         result = session.run(self.forward, args, kwargs, self._names)
         self._previous = recording.plan
+        self.chooser.ran_eagerly(recording.plan, args, kwargs)
         return result
 
-    def _report(self, front_end: Any, reason: str) -> CaptureReport:
-        return CaptureReport(
-            front_end, reason, type(self.model).__name__, self.model.training, torch.__version__, refused=()
-        )
+    def _run_symbolic(
+        self, recording: Recording, ready: Symbolic, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        with torch.set_grad_enabled(True):  # gives the mode back, whatever the graph's switches and errors do
+            if ready.function is None or ready.plan is None:
+                run = LearningRun(self.modules, recording, put, None)
+                result, numbers = run.run_trace(ready.trace, args, kwargs, self._names)
+                ready.complete(recording.plan, numbers)
+                return result
+            recording.follow(ready.plan)
+            outer, current.recording = current.recording, recording
+            try:
+                return ready.function(self.model, *(tensor for _, tensor in tensors_in((args, kwargs))))
+            finally:
+                current.recording = outer
 
     def _release_finished(self) -> None:
         """Take the hooks off the inputs of forward calls whose backward has run."""
@@ -164,6 +184,3 @@ def positional_names(forward: Callable[..., Any]) -> list[str]:
         return []
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     return [name for name, parameter in signature.parameters.items() if parameter.kind in kinds]
-
-
-__all__ = ["Engine", "ParameterHooks", "positional_names", "read_statistics"]

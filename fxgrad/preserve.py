@@ -23,7 +23,6 @@ def preserved(model: nn.Module, inputs: Iterable[Tensor]) -> Iterator[None]:
 
     Parameters are not copied.  A forward that writes into a parameter is reported by a warning.
     """
-    modules = [(module, dict(module.__dict__), _contents(module.__dict__)) for module in model.modules()]
     buffers = [(buffer, version_of(buffer), buffer.detach().clone()) for buffer in _unique(model.buffers())]
     leaves = [t for t in _unique((*model.parameters(), *inputs)) if t.requires_grad and t.is_leaf]
     grads = [(leaf, leaf.grad) for leaf in leaves]
@@ -31,17 +30,26 @@ def preserved(model: nn.Module, inputs: Iterable[Tensor]) -> Iterator[None]:
     for leaf in leaves:
         leaf.grad = None
     try:
-        with _random_streams():
+        with modules_preserved(model), _random_streams():
             yield
     finally:
         for leaf, grad in grads:
             leaf.grad = grad
-        _restore_modules(modules)
         with torch.no_grad():
             for buffer, version, value in buffers:
                 if version_of(buffer) != version:
                     buffer.copy_(value)
         _warn_of_changed(versions)
+
+
+@contextmanager
+def modules_preserved(model: nn.Module) -> Iterator[None]:
+    """Restore the attributes of all modules: rebound ones, and the entries of lists, dicts and sets among them."""
+    modules = [(module, dict(module.__dict__), _contents(module.__dict__)) for module in model.modules()]
+    try:
+        yield
+    finally:
+        _restore_modules(modules)
 
 
 def _unique(tensors: Iterable[Tensor]) -> list[Tensor]:

@@ -27,16 +27,17 @@ class Watch:
     """A model under observation.  Made by ``fxgrad.watch``; also a context manager."""
 
     def __init__(
-        self, model: nn.Module, *, every: int, level: Level, capture: str, over: Watch | None = None
+        self, model: nn.Module, *, every: int, level: Level, capture: str, one_shot: bool = False
     ) -> None:
-        """``over``: an outer watch on the same model, above which this one may lie for a while."""
-        if over is None:
+        """``one_shot``: for a single call, which may lie above an outer watch on the same model."""
+        if not one_shot:
             refuse_unwatchable(model)
         self._model = model
         self._every = every
         self._forwards = 0
         self._saved: dict[str, Any] = {}
         self.engine = Engine(model, model.forward, level, capture)
+        self.engine.chooser.one_shot = one_shot
         self._install()
 
     # ---- in place of the forward ---------------------------------------------------------------------------

@@ -7,8 +7,7 @@ because a training step needs neither.
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -56,7 +55,8 @@ class Call:
     """One node, as a front end saw it run.
 
     ``args`` and ``kwargs`` hold ``Ref``, ``ParameterRef``, ``Opaque`` and constants.  ``key_stem`` is the node key
-    without its call index.  ``frozen``: all parameters that the call uses of its own are frozen.
+    without its call index.  ``frozen``: all parameters that the call uses of its own are frozen.  ``same_object``: for
+    each output, the value whose very tensor object was returned again (in-place ops, identities).
     """
 
     op: str
@@ -73,6 +73,7 @@ class Call:
     source: str | None
     grad_enabled: bool = True
     frozen: bool = False
+    same_object: tuple[Ref | None, ...] = ()
 
     def uses(self) -> Iterator[tuple[str, Ref]]:
         """Every value that the call takes, with its argument path."""
@@ -94,23 +95,6 @@ def _uses(path: str, value: Any) -> Iterator[tuple[str, Ref]]:
     elif isinstance(value, slice):
         for name in ("start", "stop", "step"):
             yield from _uses(f"{path}.{name}", getattr(value, name))
-
-
-def tensors_in(value: Any, position: str = "", depth: int = 0) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor in a tensor, tuple, list, dict or dataclass, with its position in it."""
-    if isinstance(value, Tensor):
-        yield position, value
-    elif isinstance(value, torch.Size) or depth > 8:  # a bound, for structures that contain themselves
-        return
-    elif isinstance(value, (tuple, list)):
-        for index, item in enumerate(value):
-            yield from tensors_in(item, f"{position}[{index}]", depth + 1)
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from tensors_in(item, f"{position}[{key!r}]", depth + 1)
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        for entry in dataclasses.fields(value):
-            yield from tensors_in(getattr(value, entry.name, None), f"{position}.{entry.name}", depth + 1)
 
 
 @dataclass(slots=True)
@@ -149,6 +133,15 @@ class Plan:
     def sites(self) -> list[SiteSpec]:
         """One per differentiable tensor, in the order in which probes number them."""
         return [SiteSpec(n, out) for n, call in enumerate(self.calls) for out in call.outputs if out.differentiable]
+
+    @cached_property
+    def probe_table(self) -> list[tuple[int, ...]]:
+        """By call: the site number of each tensor that it returns, -1 for one that is no site or cannot be told."""
+        numbers = {Ref(spec.call, spec.output.position): n for n, spec in enumerate(self.sites)}
+        return [
+            tuple(-1 if (ref := Ref(n, out.position)) in self.lost else numbers.get(ref, -1) for out in call.outputs)
+            for n, call in enumerate(self.calls)
+        ]
 
     @cached_property
     def graph(self) -> fx.Graph:

@@ -28,10 +28,10 @@ from fxgrad.capture.captured import (
     Ref,
     constant,
     describe_output,
-    tensors_in,
 )
 from fxgrad.capture.modules import ModuleMap, Place
 from fxgrad.capture.names import METADATA, op_word, operator_of, source_line
+from fxgrad.structure import tensors_in
 from fxgrad.torch_private import base_of, functorch_active, version_of, without_torch_function
 
 _WRITES_ITEM = torch.Tensor.__setitem__
@@ -216,11 +216,15 @@ class Session(TorchFunctionMode):
                 op, target, word, stem, self._path, self._type, func, refs, self._template(args),
                 {key: self._template(value) for key, value in kwargs.items()},
                 tuple(describe_output(position, tensor) for position, tensor in found),
-                source_line(), enabled, op == "call_module" and _frozen(self.modules.root.get_submodule(target)),
+                self._source(), enabled, op == "call_module" and _frozen(self.modules.root.get_submodule(target)),
+                tuple(self._seen(tensor) for _, tensor in found),
             )  # fmt: skip
         self.calls.append(old)
         for output, (position, tensor) in zip(old.outputs, found, strict=True):
             self._bind(Ref(number, position), tensor, output)
+
+    def _source(self) -> str | None:
+        return source_line()
 
     def _bind(self, ref: Ref, tensor: Tensor, output: Output) -> None:
         site = -1
@@ -259,6 +263,10 @@ class Session(TorchFunctionMode):
         if not known.requires_grad and tensor.requires_grad:
             return self._external(tensor, known.ref)
         return known.ref
+
+    def _seen(self, tensor: Tensor) -> Ref | None:
+        known = self._known.get(id(tensor))
+        return known.ref if known is not None and known.tensor() is tensor else None
 
     def _external(self, tensor: Tensor, inner: Ref | None) -> Ref:
         """A value that was made where no call could be seen: by a custom function, compiled or recomputed code."""

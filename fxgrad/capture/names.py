@@ -118,6 +118,11 @@ def is_opaque(module: nn.Module) -> bool:
     return isinstance(module, torch.jit.ScriptModule) or type(module).__name__ == "OptimizedModule"
 
 
+def from_torch(file: str) -> bool:
+    """Whether a source file belongs to torch itself."""
+    return file.startswith(_LIBRARY)
+
+
 def dtype_word(dtype: torch.dtype) -> str:
     """``float32`` for ``torch.float32``."""
     return str(dtype).removeprefix("torch.")

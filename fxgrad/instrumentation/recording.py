@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
+
+from fxgrad.instrumentation.probe import put
+from fxgrad.structure import tensors_in
+
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
 
@@ -25,7 +30,7 @@ class Recording:
 
     __slots__ = (
         "__weakref__", "escalated", "expected", "leaf_handles", "not_required", "number", "parameters", "plan",
-        "report", "shapes", "sink", "untold",
+        "report", "shapes", "sink", "table", "untold",
     )  # fmt: skip
 
     def __init__(self, sink: Any, number: int, expected: int) -> None:
@@ -40,6 +45,30 @@ class Recording:
         self.report: Any = None
         self.parameters: Any = ()
         self.escalated: frozenset[int] = frozenset()
+
+    def follow(self, plan: Any) -> None:
+        """Take probes of generated code, whose sites are known from ``plan`` beforehand."""
+        self.plan = plan
+        self.table: list[tuple[int, ...]] = plan.probe_table
+        self.shapes = [()] * len(plan.sites)
+
+    def probe(self, value: Any, call: int) -> None:
+        """Put hooks on the tensors that call number ``call`` returned."""
+        sites = self.table[call]
+        if isinstance(value, Tensor):
+            self._tensor(value, sites[0])
+            return
+        for site, (_, tensor) in zip(sites, tensors_in(value), strict=False):
+            self._tensor(tensor, site)
+
+    def _tensor(self, value: Tensor, site: int) -> None:
+        if site < 0:
+            return
+        self.shapes[site] = value.shape
+        if value.requires_grad:
+            put(self, value, site)
+        else:
+            self.not_required.add(site)
 
     def release(self) -> None:
         """Take the hooks off leaf tensors; those on other tensors go with the graph."""

@@ -1,0 +1,217 @@
+"""Does a symbolic trace say what the eager front end saw?  Call by call, constant by constant.
+
+Calls that return no tensor (sizes, shapes, arithmetic on them) are nodes of a trace only; the eager record holds
+their results as constants.  Everything else must be the same call of the same function in the same module on the same
+values.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from torch import fx
+
+from fxgrad.capture.captured import Call, Opaque, ParameterRef, Plan, Ref, constant
+from fxgrad.capture.names import METADATA, canonical, in_place, op_word
+from fxgrad.capture.symbolic import Trace, set_grad
+
+
+class _Unknown(NamedTuple):
+    """A value that is no tensor: known when the graph runs."""
+
+
+class _Several(NamedTuple):
+    """What a call returned that holds several tensors."""
+
+    call: int
+    position: str
+
+
+_UNKNOWN = _Unknown()
+
+
+class Disagreement(Exception):
+    """Where trace and record differ, in words."""
+
+
+def agree(trace: Trace, plan: Plan) -> dict[fx.Node, int]:
+    """Which call of the record each node of the trace is.
+
+    Raises:
+        Disagreement: they differ; the message says where.
+    """
+    return _Comparison(plan).run(trace.graph)
+
+
+def node_word(node: fx.Node) -> str:
+    """The op word of a node of a trace."""
+    if node.op == "call_method":
+        return canonical(str(node.target))
+    if getattr(node.target, "__name__", "") == "getattr":
+        return str(node.args[1])
+    return op_word(node.target)  # type: ignore[arg-type]
+
+
+def node_stem(node: fx.Node) -> str:
+    """The node key without its call index."""
+    if node.op == "call_module":
+        return str(node.target)
+    return f"{node.meta['fxgrad']['path']}/{node_word(node)}"
+
+
+class _Comparison:
+    def __init__(self, plan: Plan) -> None:
+        self.calls = plan.calls
+        self.next = 0
+        self.env: dict[fx.Node, Any] = {}
+        self.moved: dict[Ref, Ref] = {}
+        self.found: dict[fx.Node, int] = {}
+
+    def run(self, graph: fx.Graph) -> dict[fx.Node, int]:
+        for node in graph.nodes:
+            if node.op == "placeholder":
+                self._take(node, "placeholder")
+            elif node.op == "get_attr":
+                self.env[node] = ParameterRef(str(node.target))
+            elif node.op == "output":
+                self._output(node)
+            elif node.target is not set_grad:
+                self._call(node)
+        if self.next != len(self.calls):
+            message = f"the record has {self.calls[self.next].key_stem} where the trace has ended"
+            raise Disagreement(message)
+        return self.found
+
+    def _take(self, node: fx.Node, op: str) -> None:
+        call = self._peek()
+        if call is None or call.op != op:
+            message = f"the trace has {node.name} ({node.op}) where the record has {call.key_stem if call else 'ended'}"
+            raise Disagreement(message)
+        self._accept(node, call)
+
+    def _peek(self) -> Call | None:
+        return self.calls[self.next] if self.next < len(self.calls) else None
+
+    def _call(self, node: fx.Node) -> None:
+        call = self._peek()
+        if call is not None and call.op == "external":
+            message = f"{call.key_stem} ({call.source}) is code that no trace can hold"
+            raise Disagreement(message)
+        stem = node_stem(node)
+        if call is not None and call.key_stem == stem and self._same_arguments(node, call):
+            self._check_mode(node, call)
+            self._accept(node, call)
+            return
+        if not self._no_tensor(node):
+            seen = f"{call.key_stem} ({call.source})" if call is not None else "ended"
+            message = f"the trace has {stem} ({node.meta['fxgrad']['source']}) where the model ran {seen}"
+            if call is not None and call.key_stem == stem:
+                message = f"the arguments of {stem} ({call.source}) differ between the trace and the model's run"
+            raise Disagreement(message)
+        self.env[node] = self._element(node)
+
+    def _check_mode(self, node: fx.Node, call: Call) -> None:
+        if node.meta["fxgrad"]["grad_enabled"] != call.grad_enabled:
+            message = f"gradients are on in one and off in the other at {call.key_stem} ({call.source})"
+            raise Disagreement(message)
+
+    def _accept(self, node: fx.Node, call: Call) -> None:
+        number = self.next
+        self.next += 1
+        self.found[node] = number
+        positions = [output.position for output in call.outputs]
+        self.env[node] = Ref(number, "") if positions == [""] else _Several(number, "")
+        for output, before in zip(call.outputs, call.same_object, strict=True):
+            if before is not None:
+                self.moved[before] = Ref(number, output.position)
+        if in_place(call.word) and call.args and isinstance(call.args[0], Ref):
+            self.moved[call.args[0]] = Ref(number, "")
+
+    def _element(self, node: fx.Node) -> Any:
+        """What a node that the record doesn't hold stands for: an element of several tensors, or no tensor."""
+        if node_word(node) == "getitem" and isinstance(node.args[0], fx.Node):
+            owner = self.env[node.args[0]]
+            if isinstance(owner, _Several):
+                position = f"{owner.position}[{node.args[1]!r}]"
+                known = {output.position for output in self.calls[owner.call].outputs}
+                return Ref(owner.call, position) if position in known else _Several(owner.call, position)
+        return _UNKNOWN
+
+    def _no_tensor(self, node: fx.Node) -> bool:
+        word = node_word(node)
+        if word in METADATA:
+            return True
+        inputs = [self.env[used] for used in node.all_input_nodes]
+        if word == "getitem" and inputs and isinstance(inputs[0], (_Several, _Unknown)):
+            return True
+        if node.op == "call_method" and word == "item":
+            return True
+        return bool(inputs) and all(isinstance(value, _Unknown) for value in inputs)
+
+    def _output(self, node: fx.Node) -> None:
+        call = self._peek()
+        if call is None or call.op != "output":
+            message = f"the trace has ended where the model ran {call.key_stem if call else 'nothing'}"
+            raise Disagreement(message)
+        if not self._same(node.args[0], call.args[0]):
+            message = "the trace returns other values than the model did"
+            raise Disagreement(message)
+        self._accept(node, call)
+
+    # ---- arguments -------------------------------------------------------------------------------------------
+
+    def _same_arguments(self, node: fx.Node, call: Call) -> bool:
+        args = list(node.args)
+        seen = list(call.args)
+        if getattr(node.target, "__name__", "") == "getattr":
+            args = args[:1]
+        if getattr(call.function, "__name__", "").startswith("__r") and len(seen) == 2:  # noqa: PLR2004  # x.__rsub__(1)
+            seen.reverse()
+        if dict(node.kwargs).keys() != call.kwargs.keys() or len(args) != len(seen):
+            return False
+        if not all(self._same(node.kwargs[key], value) for key, value in call.kwargs.items()):
+            return False
+        if all(self._same(one, two) for one, two in zip(args, seen, strict=True)):
+            return True
+        commutes = call.word in ("add", "mul") and len(args) == 2  # noqa: PLR2004  # 2 * x runs as x * 2
+        return commutes and self._same(args[0], seen[1]) and self._same(args[1], seen[0])
+
+    def _same(self, traced: Any, seen: Any) -> bool:
+        if isinstance(traced, fx.Node):
+            value = self.env[traced]
+            if isinstance(value, _Unknown):
+                return not _holds_tensor(seen)
+            if isinstance(value, _Several):
+                return self._whole(value, seen)
+            return self._current(value) == seen
+        if isinstance(traced, (tuple, list)):
+            fits = isinstance(seen, (tuple, list)) and len(traced) == len(seen)
+            return fits and all(self._same(one, two) for one, two in zip(traced, seen, strict=True))
+        if isinstance(traced, dict):
+            fits = isinstance(seen, dict) and list(map(str, traced)) == list(seen)
+            return fits and all(self._same(one, two) for one, two in zip(traced.values(), seen.values(), strict=True))
+        if isinstance(traced, slice):
+            return isinstance(seen, slice) and all(
+                self._same(getattr(traced, part), getattr(seen, part)) for part in ("start", "stop", "step")
+            )
+        held = constant(traced)
+        return type(held) is type(seen) and bool(held == seen or held != held)  # noqa: PLR0124  # NaN is NaN here
+
+    def _whole(self, value: _Several, seen: Any) -> bool:
+        """A tuple handed on as it was returned."""
+        if isinstance(seen, (tuple, list)):
+            return all(
+                self._whole(_Several(value.call, f"{value.position}[{index}]"), item) for index, item in enumerate(seen)
+            )
+        return isinstance(seen, Ref) and self._current(Ref(value.call, value.position)) == seen
+
+    def _current(self, value: Any) -> Any:
+        while value in self.moved and self.moved[value] != value:
+            value = self.moved[value]
+        return value
+
+
+def _holds_tensor(seen: Any) -> bool:
+    if isinstance(seen, (tuple, list)) and not isinstance(seen, (Ref, ParameterRef, Opaque)):
+        return any(_holds_tensor(item) for item in seen)
+    return isinstance(seen, (Ref, ParameterRef)) or (isinstance(seen, Opaque) and seen.text == "tensor")
