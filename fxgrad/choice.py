@@ -17,7 +17,7 @@ from fxgrad.capture.names import METADATA
 from fxgrad.capture.symbolic import Trace, set_grad, trace
 from fxgrad.errors import CaptureError
 from fxgrad.instrumentation.insert import compiled, insert_probes
-from fxgrad.preserve import modules_preserved
+from fxgrad.preserve import modules_preserved, random_streams
 from fxgrad.schema import CaptureReport, FrontEnd
 
 _KEPT = 4  # symbolic graphs kept: train and eval, with and without an optional argument
@@ -45,7 +45,7 @@ class Symbolic:
 
 def may_return_tensor(node: fx.Node) -> bool:
     """Whether a node of a trace can return a tensor, as far as its op tells."""
-    if node.op in ("output", "get_attr") or node.target is set_grad:
+    if node.op in ("output", "get_attr") or node.target is set_grad or isinstance(node.target, type):
         return False
     return node.op in ("placeholder", "call_module") or node_word(node) not in METADATA
 
@@ -169,7 +169,7 @@ class Chooser:
         if own is not type(self.model).forward:
             message = f"{type(self.model).__name__} cannot be traced symbolically: its forward was replaced"
             raise CaptureError(message)
-        with modules_preserved(self.model):
+        with modules_preserved(self.model), random_streams():
             return trace(self.modules, args, kwargs, names)
 
     def _keep(self, ready: Symbolic) -> Symbolic:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -21,9 +21,13 @@ from fxgrad.choice import Chooser, Symbolic
 from fxgrad.instrumentation.probe import ParameterHook, current, put
 from fxgrad.instrumentation.recording import Recording
 from fxgrad.record.recorder import Kept, Recorder
-from fxgrad.schema import GradientFlow, Level
+from fxgrad.schema import GradientFlow, Level, Statistics
 from fxgrad.structure import tensors_in
 from fxgrad.torch_private import functorch_active
+
+
+# Norms that a float32 sum of squares holds with room to spare (1e-23 ** 2 is 0, 1.9e19 ** 2 is Inf).
+_TELLABLE = (1e-15, 1e15)
 
 
 class ParameterHooks:
@@ -108,6 +112,8 @@ class Engine:
         return recording
 
     def _run_eager(self, recording: Recording, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self._previous is not None:
+            recording.escalated = frozenset(self._previous.escalated)
         session = Session(self.modules, recording, put, self._previous)
         result = session.run(self.forward, args, kwargs, self._names)
         self._previous = recording.plan
@@ -124,6 +130,7 @@ class Engine:
                 ready.complete(recording.plan, numbers)
                 return result
             recording.follow(ready.plan)
+            recording.escalated = frozenset(ready.plan.escalated)
             outer, current.recording = current.recording, recording
             try:
                 return ready.function(self.model, *(tensor for _, tensor in tensors_in((args, kwargs))))
@@ -172,8 +179,24 @@ class Engine:
         key = id(kept)
         if key not in self._flows:
             self._flows = {id(k): self._flows[id(k)] for k in self.recorder.history if id(k) in self._flows}
-            self._flows[key] = assemble(kept, self.loss_words, self.level)
+            self._flows[key] = flow = assemble(kept, self.loss_words, self.level)
+            _escalate(kept.recording.plan.escalated, dict(enumerate(site.statistics for site in flow.sites)))
+            numbers = [number for number, _, _ in kept.recording.parameters]
+            found = dict(zip(numbers, (record.statistics for record in flow.parameters), strict=True))
+            _escalate(self.recorder.escalated, found)
         return self._flows[key]
+
+
+def _escalate(marked: set[int], found: Mapping[int, Statistics | None]) -> None:
+    """Mark what ``norm`` could not tell (0 or Inf) to be measured at ``full``, for as long as that stays so."""
+    for number, statistics in found.items():
+        if statistics is None:
+            continue
+        if statistics.level == "norm":
+            if statistics.outside_range:
+                marked.add(number)
+        elif number in marked and _TELLABLE[0] < statistics.l2_norm < _TELLABLE[1]:
+            marked.discard(number)
 
 
 def positional_names(forward: Callable[..., Any]) -> list[str]:

@@ -30,7 +30,7 @@ def preserved(model: nn.Module, inputs: Iterable[Tensor]) -> Iterator[None]:
     for leaf in leaves:
         leaf.grad = None
     try:
-        with modules_preserved(model), _random_streams():
+        with modules_preserved(model), random_streams():
             yield
     finally:
         for leaf, grad in grads:
@@ -84,7 +84,8 @@ def _same(container: Any, saved: Any) -> bool:
 
 
 @contextmanager
-def _random_streams() -> Iterator[None]:
+def random_streams() -> Iterator[None]:
+    """Restore the random streams of torch (all devices in use), Python and NumPy."""
     python = random.getstate()
     numpy = sys.modules.get("numpy")
     numpy_state = numpy.random.get_state() if numpy is not None else None

@@ -27,6 +27,12 @@ class _Several(NamedTuple):
     position: str
 
 
+class _Built(NamedTuple):
+    """A named tuple or dataclass put together from values."""
+
+    items: tuple[Any, ...]
+
+
 _UNKNOWN = _Unknown()
 
 
@@ -75,6 +81,8 @@ class _Comparison:
                 self.env[node] = ParameterRef(str(node.target))
             elif node.op == "output":
                 self._output(node)
+            elif isinstance(node.target, type):
+                self.env[node] = _Built((*node.args, *node.kwargs.values()))
             elif node.target is not set_grad:
                 self._call(node)
         if self.next != len(self.calls):
@@ -183,6 +191,9 @@ class _Comparison:
                 return not _holds_tensor(seen)
             if isinstance(value, _Several):
                 return self._whole(value, seen)
+            if isinstance(value, _Built):
+                items = tuple(seen.values()) if isinstance(seen, dict) else seen
+                return self._same(value.items, items)
             return self._current(value) == seen
         if isinstance(traced, (tuple, list)):
             fits = isinstance(seen, (tuple, list)) and len(traced) == len(seen)

@@ -122,12 +122,14 @@ class Plan:
     Attributes:
         calls: in execution order; the last one is the ``output``.
         spans: the module calls, in the order in which they returned.
+        escalated: sites to be measured at ``full`` next time, since ``norm`` could not tell their norm.
         lost: values whose hook cannot tell their gradient: views of memory that was changed in place.
     """
 
     calls: list[Call]
     spans: list[ModuleSpan]
     lost: set[Ref] = field(default_factory=set)
+    escalated: set[int] = field(default_factory=set)
 
     @cached_property
     def sites(self) -> list[SiteSpec]:

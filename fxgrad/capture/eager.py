@@ -7,9 +7,10 @@ that the result is right for any model.
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +32,7 @@ from fxgrad.capture.captured import (
 )
 from fxgrad.capture.modules import ModuleMap, Place
 from fxgrad.capture.names import METADATA, op_word, operator_of, source_line
+from fxgrad.capture.recomputation import Recomputation, is_recomputed
 from fxgrad.structure import tensors_in
 from fxgrad.torch_private import base_of, functorch_active, version_of, without_torch_function
 
@@ -78,6 +80,7 @@ class Session(TorchFunctionMode):
         self._thread = threading.get_ident()
         self._handles: list[Any] = []
         self._sites = 0
+        self._first_sites: list[int] = []
 
     # ---- entering and leaving -------------------------------------------------------------------------------
 
@@ -220,6 +223,7 @@ class Session(TorchFunctionMode):
                 tuple(self._seen(tensor) for _, tensor in found),
             )  # fmt: skip
         self.calls.append(old)
+        self._first_sites.append(self._sites)
         for output, (position, tensor) in zip(old.outputs, found, strict=True):
             self._bind(Ref(number, position), tensor, output)
 
@@ -248,7 +252,7 @@ class Session(TorchFunctionMode):
         for value in (*args, *kwargs.values()):
             if isinstance(value, Tensor):
                 refs.append(self._lookup(value))
-            elif isinstance(value, (tuple, list, dict)) and not isinstance(value, torch.Size):
+            elif not isinstance(value, (int, float, str, torch.Size, type(None))):
                 refs.extend(self._lookup(tensor) for _, tensor in tensors_in(value))
         return tuple(refs)
 
@@ -261,8 +265,24 @@ class Session(TorchFunctionMode):
         if known.version != version_of(tensor) and known.view:
             self._lose(known)
         if not known.requires_grad and tensor.requires_grad:
+            if is_recomputed(tensor):
+                self._checkpointed(tensor, known)
+                return known.ref
             return self._external(tensor, known.ref)
         return known.ref
+
+    def _checkpointed(self, tensor: Tensor, known: _Known) -> None:
+        """The result of a region that runs again in the backward pass: its gradient arrives at the outer tensor."""
+        known.requires_grad = True
+        if known.site >= 0:
+            self.recording.not_required.discard(known.site)
+            self.put(self.recording, tensor, known.site)
+        recording, put = self.recording, self.put
+        Recomputation(
+            observe=lambda replay, hook: Session(self.modules, replay, hook, None),
+            put=lambda value: put(recording, value, -1),
+            calls=self.calls, last=known.ref.call, first_site=self._first_sites,
+        ).wrap(tensor.grad_fn)  # fmt: skip
 
     def _seen(self, tensor: Tensor) -> Ref | None:
         known = self._known.get(id(tensor))
@@ -305,8 +325,10 @@ class Session(TorchFunctionMode):
             return tuple(self._template(item) for item in value)
         if isinstance(value, list):
             return [self._template(item) for item in value]
-        if isinstance(value, dict):
+        if isinstance(value, Mapping):
             return {str(key): self._template(item) for key, item in value.items()}
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            return {f.name: self._template(getattr(value, f.name, None)) for f in dataclasses.fields(value)}
         if isinstance(value, slice):
             return slice(self._template(value.start), self._template(value.stop), self._template(value.step))
         return constant(value)

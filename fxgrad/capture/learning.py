@@ -68,7 +68,7 @@ class LearningRun(Session):
             result = getattr(args[0], str(node.target))(*args[1:], **kwargs)
         else:
             result = node.target(*args, **kwargs)  # type: ignore[operator]
-        if node.target is not set_grad:
+        if node.target is not set_grad and not isinstance(node.target, type):
             self._write(node, args, kwargs, result)
         return result
 

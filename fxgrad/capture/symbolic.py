@@ -264,7 +264,7 @@ class FaithfulTracer(fx.Tracer):
     def _profile(self, frame: types.FrameType, event: str, argument: Any) -> None:
         if event == "c_call":
             module = getattr(argument, "__module__", None) or type(getattr(argument, "__self__", None)).__module__
-            if module in _CLOCKS and not from_torch(frame.f_code.co_filename):
+            if module in _CLOCKS and not frame.f_code.co_filename.startswith("<") and not from_torch(frame.f_code.co_filename):
                 self.refusals.append(f"{module}.{argument.__name__} called in forward ({frame.f_code.co_filename})")
             return
         if event != "call":
@@ -313,7 +313,7 @@ def trace(modules: ModuleMap, args: tuple[Any, ...], kwargs: dict[str, Any], nam
         raise CaptureError(message)
     tracer = FaithfulTracer(modules)
     tracer.use(args, kwargs, names)
-    before = (torch.get_rng_state(), random.getstate())
+    before = _random_state()
     guards = {
         key: ModuleGuard(place.path, place.module, root=place.module is root)
         for key, place in modules.places.items()
@@ -326,7 +326,7 @@ def trace(modules: ModuleMap, args: tuple[Any, ...], kwargs: dict[str, Any], nam
         reasons = "; ".join(dict.fromkeys(tracer.refusals)) or f"{type(error).__name__}: {str(error).splitlines()[0]}"
         message = f"{name} cannot be traced symbolically: {reasons}"
         raise CaptureError(message) from error
-    if not torch.equal(before[0], torch.get_rng_state()) or before[1] != random.getstate():
+    if before != _random_state():
         tracer.refusals.append("random numbers drawn in forward outside of torch's functions")
     inlined = [guards[key] for key in (id(root), *tracer.inlined)]
     written = [reason for guard in inlined if (reason := guard.broken()) is not None]
@@ -338,6 +338,14 @@ def trace(modules: ModuleMap, args: tuple[Any, ...], kwargs: dict[str, Any], nam
     named = code_guards(_user_code(tracer.executed))
     named += class_guards({type(m) for _, m in tracer.inlined.values()} | {type(root)})
     return Trace(graph, tracer.spans, Guards([*inlined, *named]), tracer._words)  # noqa: SLF001
+
+
+def _random_state() -> tuple[Any, ...]:
+    numpy = sys.modules.get("numpy")
+    state = numpy.random.get_state() if numpy is not None else ()
+    words = tuple(part.tobytes() if hasattr(part, "tobytes") else part for part in state)
+    return (torch.get_rng_state().numpy().tobytes() if numpy is not None else tuple(torch.get_rng_state().tolist()),
+            random.getstate(), words)  # fmt: skip
 
 
 def _user_code(executed: dict[types.CodeType, dict[str, Any]]) -> list[tuple[types.CodeType, dict[str, Any]]]:

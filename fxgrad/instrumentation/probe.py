@@ -28,6 +28,8 @@ class SiteHook:
 
     def __call__(self, gradient: Tensor) -> None:
         """Hand the gradient to the sink."""
+        if self.index < 0:  # put on before its site was known, and it never became known
+            return
         recording = self.recording
         recording.sink.observe(recording, self.index, gradient, self.index in recording.escalated)
 
@@ -45,17 +47,19 @@ class ParameterHook:
     def __call__(self, gradient: Tensor) -> None:
         """Hand the gradient to the sink."""
         if self.sink.on:
-            self.sink.observe(None, self.index, gradient, ("parameter", self.index) in self.sink.escalated)
+            self.sink.observe(None, self.index, gradient, self.index in self.sink.escalated)
 
 
-def put(recording: Recording, value: Tensor, index: int) -> None:
+def put(recording: Recording, value: Tensor, index: int) -> SiteHook:
     """Put the hook of site ``index`` on ``value``, which requires grad.
 
     The hook of a leaf tensor would outlive the graph, so the recording takes it off again.
     """
-    handle: RemovableHandle = value.register_hook(SiteHook(recording, index))  # type: ignore[no-untyped-call]
+    hook = SiteHook(recording, index)
+    handle: RemovableHandle = value.register_hook(hook)  # type: ignore[no-untyped-call]
     if value.is_leaf:
         recording.leaf_handles.append(handle)
+    return hook
 
 
 class Current(threading.local):

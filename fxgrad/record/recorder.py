@@ -70,7 +70,7 @@ class Recorder:
     def __init__(self, level: Level) -> None:
         self.level: Level = level
         self.history: deque[Kept] = deque(maxlen=HISTORY)
-        self.escalated: set[Any] = set()
+        self.escalated: set[int] = set()  # parameters to be measured at full
         self.on = True
         self._lock = threading.RLock()
         self._open: dict[int, BackwardEvent] = {}
