@@ -70,7 +70,8 @@ class Case:
 def squares(output: Any) -> Tensor:
     """Mean square over every floating or complex tensor of an output: a loss that fits any of them."""
     found = [t.abs() for _, t in tensors_in(output) if t.is_floating_point() or t.is_complex()]
-    return sum((t.float().square().mean() for t in found if t.requires_grad), start=torch.zeros(()))
+    wide = [t if t.dtype == torch.float64 else t.float() for t in found]
+    return torch.stack([t.square().mean() for t in wide]).sum()
 
 
 def case(id: str, inputs: Callable[[], Args], **more: Any) -> Callable[[Callable[[], nn.Module]], Any]:  # noqa: A002

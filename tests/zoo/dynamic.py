@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from typing import Any
 
 import torch
@@ -51,7 +52,7 @@ class Item(Body):
 class WhileLoop(Body):
     def forward(self, x: Tensor) -> Tensor:
         h = self.body(x)
-        while float(h.abs().max()) > 0.2:
+        while float(h.detach().abs().max()) > 0.2:
             h = torch.tanh(h) * 0.7
         return self.head(h)
 
@@ -150,11 +151,20 @@ class CustomFunction(Body):
         return self.head(torch.tanh(Clipped.apply(self.body(x))))
 
 
-@torch.jit.script
-def scripted_scale(x: Tensor, steps: int) -> Tensor:
+def scripted(code: Any) -> Any:
+    """``torch.jit.script`` without the warning that it is deprecated: users still have such models."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.jit.script(code)
+
+
+def scale_in_steps(x: Tensor, steps: int) -> Tensor:
     for _ in range(steps):
         x = x * 0.9 + 0.1
     return x
+
+
+scripted_scale = scripted(scale_in_steps)
 
 
 class Inner(nn.Module):
@@ -170,7 +180,7 @@ class Inner(nn.Module):
 class ScriptedModule(Body):
     def __init__(self) -> None:
         super().__init__()
-        self.inner = torch.jit.script(Inner())
+        self.inner = scripted(Inner())
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.inner(self.body(x)))

@@ -281,10 +281,12 @@ class TwoNames(nn.Module):
 @case("nested_modules", normal(4, 6))
 def nested_modules() -> nn.Module:
     def block(depth: int) -> nn.Module:
-        inner = [block(depth - 1)] if depth else []
-        return nn.Sequential(OrderedDict(fc=nn.Linear(6, 6), act=nn.GELU(), **{"inner": m for m in inner}))
+        layers: OrderedDict[str, nn.Module] = OrderedDict(fc=nn.Linear(6, 6), act=nn.GELU())
+        if depth:
+            layers["inner"] = block(depth - 1)
+        return nn.Sequential(layers)
 
-    return nn.ModuleDict({"net": block(3)})["net"]
+    return block(3)
 
 
 @case("double_precision", lambda: (torch.randn(4, 6, dtype=torch.float64),))
