@@ -1,0 +1,89 @@
+"""See where the gradient of a PyTorch model dies, explodes or never arrives, in the graph of the model you wrote.
+
+    import fxgrad
+
+    flow = fxgrad.gradient_flow(model, (x,))     # one forward, one backward
+    flow.to_svg("flow.svg")                      # the model's graph, coloured by gradient norm
+
+    with fxgrad.watch(model) as watch:           # the training loop stays as it is
+        train(model)
+        print(watch.flow().table())
+
+What happens inside, left to right; each arrow is a frozen dataclass of ``fxgrad.schema`` or ``fxgrad.capture``::
+
+                    capture                  instrument            your forward and backward
+    model, args ──▶ the graph, a key    ──▶  an identity probe ──▶ each probe's hook writes the     ──▶ GradientFlow
+                    for every node           on every value        gradient's statistics to a slot         │
+                                                                                                           │
+         to_networkx()   to_json()   table()   to_dot()   to_svg()   ◀─────────────────────────────────────┘
+
+Importing ``fxgrad`` imports nothing else: each name below is loaded when it is first used, so that a saved flow can
+be read and drawn without torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fxgrad.api import Watch, gradient_flow, instrument, watch
+    from fxgrad.errors import FxgradError
+    from fxgrad.schema import BlindSpot, Edge, GradientFlow, ModuleFlow, Node, ParameterRecord, Site, Statistics
+    from fxgrad.store import load
+
+    __version__: str
+
+__all__ = [
+    "BlindSpot",
+    "Edge",
+    "FxgradError",
+    "GradientFlow",
+    "ModuleFlow",
+    "Node",
+    "ParameterRecord",
+    "Site",
+    "Statistics",
+    "Watch",
+    "gradient_flow",
+    "instrument",
+    "load",
+    "watch",
+]
+
+_HOME = {
+    "BlindSpot": "fxgrad.schema",
+    "Edge": "fxgrad.schema",
+    "FxgradError": "fxgrad.errors",
+    "GradientFlow": "fxgrad.schema",
+    "ModuleFlow": "fxgrad.schema",
+    "Node": "fxgrad.schema",
+    "ParameterRecord": "fxgrad.schema",
+    "Site": "fxgrad.schema",
+    "Statistics": "fxgrad.schema",
+    "Watch": "fxgrad.api",
+    "gradient_flow": "fxgrad.api",
+    "instrument": "fxgrad.api",
+    "load": "fxgrad.store",
+    "watch": "fxgrad.api",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name from its home when it is first asked for (PEP 562)."""
+    if name == "__version__":
+        from importlib.metadata import version
+
+        value: Any = version("fxgrad")
+    elif name in _HOME:
+        value = getattr(import_module(_HOME[name]), name)
+    else:
+        message = f"module 'fxgrad' has no attribute {name!r}"
+        raise AttributeError(message)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """The public names, so that completion shows them before they are loaded."""
+    return sorted({*globals(), *__all__, "__version__"})
