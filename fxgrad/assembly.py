@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -32,13 +33,13 @@ def read_statistics(kept: Kept) -> list[Statistics | None]:
     """Statistics by site number: one copy to the host per device and kind of slot."""
     rows = {key: buffer.to("cpu").tolist() for key, buffer in kept.buffers.items()}
     return [
-        None if reading is None or number in kept.failures else _statistics(rows[reading.key][number], reading)
+        None if reading is None or number in kept.failures else _statistics(rows[reading[0]][number], reading)
         for number, reading in enumerate(kept.readings)
     ]
 
 
 def _statistics(value: Any, reading: Reading) -> Statistics:
-    return from_full(value) if reading.key[1] == "full" else from_norm(value, reading.numel)
+    return from_full(value) if reading[0][1] == "full" else from_norm(value, math.prod(reading[1]))
 
 
 def assemble(kept: Kept, loss: str, level: Level) -> GradientFlow:
@@ -100,7 +101,7 @@ class _Sites:
         return Site(
             node=self.plan.nodes[spec.call],
             output_position=output.position,
-            shape=tuple(reading.shape if reading is not None else shape),
+            shape=tuple(reading[1] if reading is not None else shape),
             dtype=dtype_word(output.dtype),
             device=str(output.device),
             statistics=self.statistics(number),

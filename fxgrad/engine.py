@@ -47,6 +47,7 @@ class ParameterHooks:
                 handle = parameter.register_hook(ParameterHook(self._sink, number))  # type: ignore[no-untyped-call]
                 self._hooked[id(parameter)] = (parameter, handle)
             listed.append((number, names, parameter))
+        self._sink.parameters.expected = len(self._numbers)
         return listed
 
     def remove(self) -> None:

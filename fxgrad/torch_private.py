@@ -27,14 +27,21 @@ def without_torch_function() -> AbstractContextManager[Any]:
     return context
 
 
-def functorch_active() -> bool:
-    """Whether a torch.func transform (grad, vmap, jvp) is running in this thread.
+def _no_transform() -> None:
+    return None
 
-    ``torch._C._functorch.peek_interpreter_stack``: there is no public question.  Without it, no.
-    """
-    functorch = getattr(torch._C, "_functorch", None)  # noqa: SLF001
-    peek = getattr(functorch, "peek_interpreter_stack", None)
-    return peek is not None and peek() is not None
+
+# ``torch._C._functorch.peek_interpreter_stack``: there is no public question.  Without it, no transform is ever seen.
+_transform: Callable[[], object | None] = getattr(
+    getattr(torch._C, "_functorch", None),  # noqa: SLF001
+    "peek_interpreter_stack",
+    _no_transform,
+)
+
+
+def functorch_active() -> bool:
+    """Whether a torch.func transform (grad, vmap, jvp) is running in this thread."""
+    return _transform() is not None
 
 
 def version_of(tensor: Tensor) -> int:
@@ -64,14 +71,14 @@ def at_end_of_backward(callback: Callable[[], None]) -> bool:
     return True
 
 
-def current_backward() -> int:
-    """A number of the backward pass that runs in this thread, the same in all its device threads.
+def _thread_number() -> int:
+    return -2 - threading.get_ident()
 
-    ``torch._C._current_graph_task_id``: two concurrent backwards cannot be told apart without it, so the fall-back
-    is the thread, which is right for one device.
-    """
-    task = getattr(torch._C, "_current_graph_task_id", None)  # noqa: SLF001
-    return task() if task is not None else -2 - threading.get_ident()
+
+#: A number of the backward pass that runs in this thread, the same in all its device threads.
+#: ``torch._C._current_graph_task_id``: two concurrent backwards cannot be told apart without it, so the fall-back is the
+#: thread, which is right for one device.
+current_backward: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", _thread_number)  # noqa: SLF001
 
 
 def children_of(module: nn.Module) -> dict[str, nn.Module | None]:
@@ -79,10 +86,23 @@ def children_of(module: nn.Module) -> dict[str, nn.Module | None]:
     return module._modules  # noqa: SLF001
 
 
+def registries_of(module: nn.Module) -> Iterator[dict[str, Any]]:
+    """The non-empty registries of submodules, parameters and buffers themselves, to see a swap at little cost."""
+    own = module.__dict__
+    for name in ("_modules", "_parameters", "_buffers"):
+        if own.get(name):
+            yield own[name]
+
+
 def has_hooks(module: nn.Module) -> bool:
     """Whether ``module`` carries hooks of its own around its call; torch offers no public question."""
-    names = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    return any(getattr(module, name, None) for name in names)
+    own = module.__dict__
+    return bool(
+        own.get("_forward_hooks")
+        or own.get("_forward_pre_hooks")
+        or own.get("_backward_hooks")
+        or own.get("_backward_pre_hooks")
+    )
 
 
 def global_hooks() -> Iterator[object]:

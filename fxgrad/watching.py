@@ -35,6 +35,7 @@ class Watch:
         self._model = model
         self._every = every
         self._forwards = 0
+        self._paused = False
         self._saved: dict[str, Any] = {}
         self.engine = Engine(model, model.forward, level, capture)
         self.engine.chooser.one_shot = one_shot
@@ -54,7 +55,7 @@ class Watch:
             own.update(ours)
 
     def _observe(self, *args: Any, **kwargs: Any) -> Any:
-        if not self.engine.recorder.on:
+        if self._paused or not self.engine.recorder.on:
             return self.engine.forward(*args, **kwargs)
         if self._model.training and torch.is_grad_enabled():
             self._forwards += 1
@@ -112,6 +113,17 @@ class Watch:
     def active(self) -> bool:
         """False once the watch is removed."""
         return self.engine.recorder.on
+
+    def pause(self) -> None:
+        """Stop observing until ``resume``: calls run the model's own forward, and parameters carry no hooks of ours."""
+        if self.active:
+            self._paused = True
+            self.engine.recorder.settle()
+            self.engine.parameters.remove()
+
+    def resume(self) -> None:
+        """Observe again after ``pause``."""
+        self._paused = False
 
     def remove(self) -> None:
         """Give the model back as it was.  What was recorded stays readable.  May be called twice."""

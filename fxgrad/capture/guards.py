@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable, Iterable
+from operator import is_
 from typing import Any
 
 import torch
@@ -57,7 +58,7 @@ class ModuleGuard:
         self._skip = _INTERNAL | _OURS if root else _INTERNAL
         self._root = root
         self._forward = type(module).forward
-        self._children = tuple(map(id, children_of(module).values()))
+        self._children = tuple(children_of(module).values())
         own = module.__dict__
         names = [name for name in own if name not in self._skip]
         self._count = len(own)
@@ -67,6 +68,8 @@ class ModuleGuard:
 
     def _presence(self) -> tuple[bool, ...]:
         own = self.module.__dict__
+        if not own["_parameters"] and not own["_buffers"]:
+            return ()
         return tuple(v is None for v in (*own["_parameters"].values(), *own["_buffers"].values()))
 
     def broken(self) -> str | None:
@@ -79,7 +82,8 @@ class ModuleGuard:
         for name, value in self._other:
             if snapshot(own.get(name, Missing)) != value:
                 return f"attribute {name!r} of {self.path} changed"
-        if self._children != tuple(map(id, children_of(self.module).values())):
+        children = own["_modules"]
+        if len(children) != len(self._children) or not all(map(is_, children.values(), self._children)):
             return f"a submodule of {self.path} was swapped, added or removed"
         if not self._root and (has_hooks(self.module) or "forward" in own):
             return f"{self.path} got a hook or a forward of its own"

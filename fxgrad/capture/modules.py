@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import is_
 from typing import Any
 
 from torch import Tensor, nn
 
 from fxgrad.capture.names import is_leaf, is_opaque
-from fxgrad.torch_private import children_of
+from fxgrad.torch_private import registries_of
 
 
 @dataclass(slots=True, eq=False)
@@ -33,7 +34,7 @@ class ModuleMap:
         self.places: dict[int, Place] = {}
         self.tensors: dict[int, str] = {}
         self.parameters: list[tuple[tuple[str, ...], Tensor]] = []
-        self._structure: list[tuple[nn.Module, tuple[Any, ...]]] = []
+        self._structure: list[tuple[dict[str, Any], tuple[Any, ...]]] = []
         self._build()
 
     def _build(self) -> None:
@@ -44,7 +45,7 @@ class ModuleMap:
         self.tensors = {}
         for path, module in self.root.named_modules():
             self.places[id(module)] = Place(module, path, is_leaf(module), is_opaque(module), type(module).__name__)
-            self._structure.append((module, _signature(module)))
+            self._structure += [(registry, tuple(registry.values())) for registry in registries_of(module)]
         for name, parameter in self.root.named_parameters(remove_duplicate=False):
             names.setdefault(id(parameter), []).append(name)
             values[id(parameter)] = parameter
@@ -57,18 +58,8 @@ class ModuleMap:
 
     def refresh(self) -> bool:
         """Rebuild if a module, parameter or buffer was added, removed or swapped; whether that was so."""
-        for module, signature in self._structure:
-            if _signature(module) != signature:
+        for registry, values in self._structure:
+            if len(registry) != len(values) or not all(map(is_, registry.values(), values)):
                 self._build()
                 return True
         return False
-
-
-def _signature(module: nn.Module) -> tuple[Any, ...]:
-    own = module.__dict__
-    return (
-        *map(id, children_of(module).values()),
-        None,
-        *map(id, own.get("_parameters", {}).values()),
-        *map(id, own.get("_buffers", {}).values()),
-    )

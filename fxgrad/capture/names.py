@@ -9,6 +9,7 @@ from __future__ import annotations
 import operator
 import os
 import sys
+import sysconfig
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -28,6 +29,7 @@ _WORDS = {
 }  # fmt: skip
 _LIBRARY = os.path.dirname(torch.__file__) + os.sep
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_STANDARD = sysconfig.get_path("stdlib") + os.sep
 _STOCK_MODELS = os.path.join(_OURS, "demo.py")  # written like a user's model, and to be shown like one
 #: Ops that say nothing about a tensor's values, so that no node is made of them.
 METADATA = frozenset({
@@ -121,6 +123,13 @@ def is_opaque(module: nn.Module) -> bool:
 def from_torch(file: str) -> bool:
     """Whether a source file belongs to torch itself."""
     return file.startswith(_LIBRARY)
+
+
+def of_the_user(file: str) -> bool:
+    """Whether a source file is neither torch's, nor ours, nor the standard library's."""
+    if file.startswith((_LIBRARY, "<frozen")) or (file.startswith(_OURS) and file != _STOCK_MODELS):
+        return False
+    return not file.startswith(_STANDARD) or "site-packages" in file
 
 
 def dtype_word(dtype: torch.dtype) -> str:

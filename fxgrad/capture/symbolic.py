@@ -25,7 +25,7 @@ from torch.overrides import TorchFunctionMode
 from fxgrad.capture.eager import named_arguments
 from fxgrad.capture.guards import Guards, ModuleGuard, class_guards, code_guards
 from fxgrad.capture.modules import ModuleMap
-from fxgrad.capture.names import METADATA, from_torch, is_leaf, source_line
+from fxgrad.capture.names import METADATA, from_torch, is_leaf, of_the_user, source_line
 from fxgrad.errors import CaptureError
 from fxgrad.structure import tensors_in
 from fxgrad.torch_private import global_hooks, has_hooks
@@ -264,7 +264,7 @@ class FaithfulTracer(fx.Tracer):
     def _profile(self, frame: types.FrameType, event: str, argument: Any) -> None:
         if event == "c_call":
             module = getattr(argument, "__module__", None) or type(getattr(argument, "__self__", None)).__module__
-            if module in _CLOCKS and not frame.f_code.co_filename.startswith("<") and not from_torch(frame.f_code.co_filename):
+            if module in _CLOCKS and of_the_user(frame.f_code.co_filename):
                 self.refusals.append(f"{module}.{argument.__name__} called in forward ({frame.f_code.co_filename})")
             return
         if event != "call":
@@ -281,7 +281,7 @@ class FaithfulTracer(fx.Tracer):
     def _closure(self, frame: types.FrameType) -> None:
         """A number that the code takes from an outer function that has returned: nothing tells when it changes."""
         free = frame.f_code.co_freevars
-        if not free or from_torch(frame.f_code.co_filename):
+        if not free or not of_the_user(frame.f_code.co_filename):
             return
         for name in free:
             value = frame.f_locals.get(name)
@@ -349,4 +349,4 @@ def _random_state() -> tuple[Any, ...]:
 
 
 def _user_code(executed: dict[types.CodeType, dict[str, Any]]) -> list[tuple[types.CodeType, dict[str, Any]]]:
-    return [(code, names) for code, names in executed.items() if not from_torch(code.co_filename)]
+    return [(code, names) for code, names in executed.items() if of_the_user(code.co_filename)]

@@ -47,7 +47,7 @@ class ParameterHook:
     def __call__(self, gradient: Tensor) -> None:
         """Hand the gradient to the sink."""
         if self.sink.on:
-            self.sink.observe(None, self.index, gradient, self.index in self.sink.escalated)
+            self.sink.observe(self.sink.parameters, self.index, gradient, self.index in self.sink.escalated)
 
 
 def put(recording: Recording, value: Tensor, index: int) -> SiteHook:

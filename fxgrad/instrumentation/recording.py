@@ -29,8 +29,9 @@ class Recording:
     """
 
     __slots__ = (
-        "__weakref__", "escalated", "expected", "leaf_handles", "not_required", "number", "parameters", "plan",
-        "report", "shapes", "sink", "table", "untold",
+        "__weakref__", "escalated", "expected", "leaf_handles", "not_required", "number", "parameters", "part",
+        "plan",
+        "report", "shapes", "sink", "table", "task", "untold",
     )  # fmt: skip
 
     def __init__(self, sink: Any, number: int, expected: int) -> None:
@@ -41,6 +42,8 @@ class Recording:
         self.not_required: set[int] = set()
         self.untold: set[int] = set()
         self.leaf_handles: list[RemovableHandle] = []
+        self.task: int | None = None
+        self.part: Any = None
         self.plan: Any = None
         self.report: Any = None
         self.parameters: Any = ()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -12,6 +11,8 @@ from fxgrad.record.statistics import FIELDS
 
 Kind = Literal["norm", "norm64", "full"]
 BufferKey = tuple[torch.device, Kind]
+#: Where one site's statistics are, and the gradient's facts: buffer, shape, dtype.
+Reading = tuple[BufferKey, torch.Size, torch.dtype]
 _BLOCK = 64  # sites more than expected are added in blocks, so that a graph that grows allocates rarely
 
 
@@ -22,12 +23,10 @@ class Slots:
         self.buffers: dict[BufferKey, Tensor] = {}
         self._views: dict[BufferKey, tuple[Tensor, ...]] = {}
 
-    def slot(self, device: torch.device, kind: Kind, index: int, expected: int) -> Tensor:
-        """The slot of site ``index``; the buffer has at least ``expected`` slots."""
-        views = self._views.get((device, kind))
-        if views is None or index >= len(views):
-            views = self._grow((device, kind), max(index + 1, expected))
-        return views[index]
+    def views(self, device: torch.device, kind: Kind, size: int) -> tuple[Tensor, ...]:
+        """The slots on ``device``, at least ``size`` of them."""
+        views = self._views.get((device, kind), ())
+        return views if len(views) >= size else self._grow((device, kind), size)
 
     def _grow(self, key: BufferKey, size: int) -> tuple[Tensor, ...]:
         device, kind = key
@@ -41,13 +40,3 @@ class Slots:
         self.buffers[key] = buffer
         self._views[key] = buffer.unbind()
         return self._views[key]
-
-
-@dataclass(slots=True)
-class Reading:
-    """Where one site's statistics are: which buffer, and the gradient's facts."""
-
-    key: BufferKey
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    numel: int
