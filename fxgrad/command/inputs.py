@@ -1,21 +1,21 @@
 """``--input``: from its words to the arguments of a model.
 
-    8x3x224x224                  a tensor of this shape, float32, standard normal
-    8x3x224x224:bfloat16         of another dtype
-    8x3x224x224:float32:0-1      uniform in [0, 1)
-    8x128:int64:0-30522          integers from 0 to 30521
-    scalar:float32               a tensor without dimensions
-    input_ids=8x128:int64:0-100  passed by this name
-    batch.pt                     torch.load with weights_only=True: a tensor, a tuple of arguments, a dict of names
-    package.module:make          a function returning a tensor, a tuple of arguments, a dict of names, or both (tuple, dict)
-    file.py:make
+8x3x224x224                  a tensor of this shape, float32, standard normal
+8x3x224x224:bfloat16         of another dtype
+8x3x224x224:float32:0-1      uniform in [0, 1)
+8x128:int64:0-30522          integers from 0 to 30521
+scalar:float32               a tensor without dimensions
+input_ids=8x128:int64:0-100  passed by this name
+batch.pt                     torch.load with weights_only=True: a tensor, a tuple of arguments, a dict of names
+package.module:make          a function returning a tensor, a tuple of arguments, a dict of names, or both (tuple, dict)
+file.py:make
 """
 
 from __future__ import annotations
 
 import pickle
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -50,12 +50,12 @@ class Arguments:
     def add(self, value: Any, asked: Asked) -> None:
         """Take the arguments that a file or a function gave: a tensor, a sequence, a mapping, or (tuple, dict)."""
         match value:
-            case (tuple() | list() as args, dict() as kwargs):
+            case (tuple() | list() as args, Mapping() as kwargs):
                 self.args.extend(args)
                 self._name(kwargs, asked)
             case tuple() | list():
                 self.args.extend(value)
-            case dict():
+            case Mapping():
                 self._name(value, asked)
             case _:
                 self.args.append(value)
@@ -64,12 +64,12 @@ class Arguments:
         """Pass ``value`` by name."""
         self._name({name: value}, asked)
 
-    def _name(self, values: dict[Any, Any], asked: Asked) -> None:
+    def _name(self, values: Mapping[Any, Any], asked: Asked) -> None:
         for name, value in values.items():
             if not isinstance(name, str):
-                raise asked.wrong(f"holds a dict with the key {name!r}, but the names of arguments are text")
+                asked.refuse(f"holds a dict with the key {name!r}, but the names of arguments are text")
             if name in self.kwargs:
-                raise asked.wrong(f"gives the argument {name!r} a second time")
+                asked.refuse(f"gives the argument {name!r} a second time")
             self.kwargs[name] = value
 
 
@@ -118,41 +118,41 @@ def _make(words: str, asked: Asked, source: Source) -> tuple[Any, bool]:
         return _load(Path(words), asked, source), True
     if ".py:" not in words and re.match(r"[-\d]|scalar\b", words):
         return _random(words, asked, source), False
-    if ":" in words:
-        return _call(words, asked), True
-    raise asked.wrong(f"is no description of an input. {_FORMS}")
+    if ":" not in words:
+        asked.refuse(f"is no description of an input. {_FORMS}")
+    return _call(words, asked), True
 
 
 def _random(words: str, asked: Asked, source: Source) -> Tensor:
     found = _SHAPE.fullmatch(words)
     if found is None:
-        raise asked.wrong(f"is no shape. {_FORMS}")
+        asked.refuse(f"is no shape. {_FORMS}")
     shape = () if found["shape"] == "scalar" else tuple(map(int, found["shape"].split("x")))
     dtype = getattr(torch, found["dtype"] or "float32", None)
     if not isinstance(dtype, torch.dtype):
-        raise asked.wrong(f"torch has no dtype {found['dtype']!r}. Try float32, float16, bfloat16, int64 or bool")
+        asked.refuse(f"torch has no dtype {found['dtype']!r}. Try float32, float16, bfloat16, int64 or bool")
     bounds = None if found["range"] is None else _bounds(found["range"], dtype, asked)
     try:
         if bounds is not None:
             return _between(shape, dtype, bounds, source.generator).to(source.device)
         return _unbounded(shape, dtype, asked, source.generator).to(source.device)
     except (RuntimeError, TypeError, OverflowError) as error:  # too large, out of the dtype's range, no such kernel
-        raise asked.wrong(f"torch cannot make this tensor: {error}") from error
+        asked.refuse(f"torch cannot make this tensor: {error}", error)
 
 
 def _bounds(text: str, dtype: torch.dtype, asked: Asked) -> tuple[float, float]:
     found = _RANGE.fullmatch(text)
     if found is None:
-        raise asked.wrong(f"{text!r} is no range. Write LOW-HIGH, such as 0-100; HIGH itself is not drawn")
+        asked.refuse(f"{text!r} is no range. Write LOW-HIGH, such as 0-100; HIGH itself is not drawn")
     if dtype.is_complex or dtype == torch.bool:
-        raise asked.wrong(f"a {_word(dtype)} input takes no range")
+        asked.refuse(f"a {_word(dtype)} input takes no range")
     number = float if dtype.is_floating_point else int
     try:
         low, high = number(found[1]), number(found[2])
     except ValueError as error:
-        raise asked.wrong(f"the range {text!r} of a {_word(dtype)} input must have whole numbers") from error
+        asked.refuse(f"the range {text!r} of a {_word(dtype)} input must have whole numbers", error)
     if low >= high:
-        raise asked.wrong(f"the range {text!r} is empty: LOW must be below HIGH, which itself is not drawn")
+        asked.refuse(f"the range {text!r} is empty: LOW must be below HIGH, which itself is not drawn")
     return low, high
 
 
@@ -168,12 +168,14 @@ def _between(
 def _unbounded(shape: tuple[int, ...], dtype: torch.dtype, asked: Asked, generator: torch.Generator) -> Tensor:
     if dtype == torch.bool:
         return torch.randint(2, shape, generator=generator, dtype=dtype)
-    if dtype.is_floating_point or dtype.is_complex:
-        made = dtype if dtype in _WIDE else torch.float32
-        return torch.randn(shape, generator=generator, dtype=made).to(dtype)
-    kind = _word(dtype)
-    message = f"an {kind} input needs a range, such as {asked.words}:0-100 (for token numbers, the size of the vocabulary)"
-    raise asked.wrong(message)
+    if not (dtype.is_floating_point or dtype.is_complex):
+        example = f"{asked.words}:0-100"
+        message = (
+            f"a {_word(dtype)} input needs a range, such as {example} (for token numbers, the size of the vocabulary)"
+        )
+        asked.refuse(message)
+    made = dtype if dtype in _WIDE else torch.float32
+    return torch.randn(shape, generator=generator, dtype=made).to(dtype)
 
 
 def _word(dtype: torch.dtype) -> str:
@@ -182,7 +184,7 @@ def _word(dtype: torch.dtype) -> str:
 
 def _load(path: Path, asked: Asked, source: Source) -> Any:
     if not path.is_file():
-        raise asked.wrong(f"there is no file {path} (looked in {Path.cwd()})")
+        asked.refuse(f"there is no file {path} (looked in {Path.cwd()})")
     try:
         return torch.load(path, map_location=source.device, weights_only=True)
     except pickle.UnpicklingError as error:
@@ -190,9 +192,9 @@ def _load(path: Path, asked: Asked, source: Source) -> Any:
             f"{path} holds more than tensors and plain containers, or is damaged, and is not loaded, because loading "
             f"it could run code. Save the tensors only, or pass a function that makes them. torch says: {error}"
         )
-        raise asked.wrong(message) from error
+        asked.refuse(message, error)
     except (RuntimeError, OSError, EOFError, ValueError) as error:
-        raise asked.wrong(f"{path} cannot be loaded: {type(error).__name__}: {error}") from error
+        asked.refuse(f"{path} cannot be loaded: {type(error).__name__}: {error}", error)
 
 
 def _call(words: str, asked: Asked) -> Any:
@@ -201,5 +203,5 @@ def _call(words: str, asked: Asked) -> Any:
         return function
     try:
         return function()
-    except Exception as error:
-        raise asked.wrong(f"raised {type(error).__name__} when called without arguments: {error}") from error
+    except Exception as error:  # noqa: BLE001  # the user's code may raise anything
+        asked.refuse(f"raised {type(error).__name__} when called without arguments: {error}", error)

@@ -69,10 +69,10 @@ def load_loss(words: str, seed: int) -> Loss:
     if ":" not in words:
         near = difflib.get_close_matches(words, NAMES)
         offer = f"Did you mean {' or '.join(near)}?" if near else f"The names are {', '.join(NAMES)}."
-        raise asked.wrong(f"is not a known loss. {offer} Your own is written package.module:name or file.py:name")
+        asked.refuse(f"is not a known loss. {offer} Your own is written package.module:name or file.py:name")
     found = resolve(asked)
     if not callable(found):
-        raise asked.wrong(f"is of type {type(found).__name__}, not a callable that takes the model's output")
+        asked.refuse(f"is of type {type(found).__name__}, not a callable that takes the model's output")
     loss: Loss = found
     return loss
 

@@ -9,7 +9,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 from fxgrad.errors import FxgradError
 
@@ -32,9 +32,10 @@ class Asked:
     role: str
     error: type[FxgradError]
 
-    def wrong(self, found: str) -> FxgradError:
-        """An error to raise: what was asked, then ``found``."""
-        return self.error(f"{self.role} {self.words!r}: {found}")
+    def refuse(self, found: str, cause: BaseException | None = None) -> NoReturn:
+        """Raise the error: what was asked, then what was ``found``."""
+        message = f"{self.role} {self.words!r}: {found}"
+        raise self.error(message) from cause
 
 
 def resolve(asked: Asked) -> Any:
@@ -46,33 +47,36 @@ def resolve(asked: Asked) -> Any:
     place, colon, name = asked.words.rpartition(":")
     if not colon or not place or not name:
         message = "expected package.module:name or file.py:name, such as torchvision.models:resnet18"
-        raise asked.wrong(message)
+        asked.refuse(message)
     module = _load_file(Path(place), asked) if place.endswith(".py") else _load_module(place, asked)
     found: Any = module
     for part in name.split("."):
-        if not hasattr(found, part):
-            raise asked.wrong(f"{place} has no {name!r}. {_offer(part, found)}")
-        found = getattr(found, part)
+        try:
+            found = getattr(found, part)
+        except AttributeError as error:
+            asked.refuse(f"{place} has no {name!r}. {_offer(part, found)}", error)
+        except Exception as error:  # noqa: BLE001  # packages that load their names late may raise anything
+            asked.refuse(_raised(f"{place}.{part}", error), error)
     return found
 
 
 def _load_file(path: Path, asked: Asked) -> ModuleType:
     """Run a file as a module of its own name, with its folder searched for what it imports, as Python would."""
     if not path.is_file():
-        raise asked.wrong(f"there is no file {path} (looked in {Path.cwd()})")
+        asked.refuse(f"there is no file {path} (looked in {Path.cwd()})")
     _search_first(path.resolve().parent)
     # A prefix keeps `random.py` of the user from passing for the standard library's.
     name = f"fxgrad_file_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
-        raise asked.wrong(f"{path} is no Python file")
+        asked.refuse(f"{path} is no Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses and pickle look the module up by name
     try:
         spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
+    except (Exception, SystemExit) as error:  # noqa: BLE001  # the user's code may raise anything
         del sys.modules[name]
-        raise asked.wrong(_raised(str(path), error)) from error
+        asked.refuse(_raised(str(path), error), error)
     return module
 
 
@@ -89,10 +93,10 @@ def _load_module(name: str, asked: Asked) -> ModuleType:
                 f"there is no module {error.name!r} for {sys.executable}. "
                 f"Install the package that has it, or write the path of a file, such as models.py:make_model"
             )
-            raise asked.wrong(message) from error
-        raise asked.wrong(_raised(name, error)) from error
-    except (Exception, SystemExit) as error:
-        raise asked.wrong(_raised(name, error)) from error
+            asked.refuse(message, error)
+        asked.refuse(_raised(name, error), error)
+    except (Exception, SystemExit) as error:  # noqa: BLE001  # the user's code may raise anything
+        asked.refuse(_raised(name, error), error)
 
 
 def _search_first(folder: Path) -> None:
@@ -111,6 +115,7 @@ def _offer(name: str, holder: Any) -> str:
     near = difflib.get_close_matches(name, public, n=_SHOWN_NAMES)
     if near:
         return f"Did you mean {', '.join(near)}?"
-    own = [n for n in public if getattr(getattr(holder, n), "__module__", None) == getattr(holder, "__name__", "")]
+    place = getattr(holder, "__name__", "")
+    own = [n for n in public if getattr(getattr(holder, n, None), "__module__", None) == place]
     shown = ", ".join(own[:_SHOWN_NAMES])
     return f"It has {shown}{' ...' if len(own) > _SHOWN_NAMES else ''}." if own else "It defines nothing public."

@@ -31,27 +31,29 @@ def load_model(target: str, words: Sequence[str] = ()) -> nn.Module:
     found = resolve(asked)
     if isinstance(found, nn.Module):
         if keywords:
-            raise asked.wrong(f"is a model already, so that {', '.join(words)} cannot be passed to it")
+            asked.refuse(f"is a model already, so that {', '.join(words)} cannot be passed to it")
         return found
     if not callable(found):
-        raise asked.wrong(f"is of type {type(found).__name__}, neither a torch.nn.Module nor a callable returning one")
+        asked.refuse(f"is of type {type(found).__name__}, neither a torch.nn.Module nor a callable returning one")
     model = _build(found, keywords, asked)
     if not isinstance(model, nn.Module):
-        message = f"returned {type(model).__name__}, not a torch.nn.Module. Write a function that returns only the model"
-        raise asked.wrong(message)
+        message = (
+            f"returned {type(model).__name__}, not a torch.nn.Module. Write a function that returns only the model"
+        )
+        asked.refuse(message)
     return model
 
 
 def _build(factory: Callable[..., Any], keywords: dict[str, Any], asked: Asked) -> Any:
     try:
         return factory(**keywords)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001  # the user's code may raise anything
         given = ", ".join(f"{name}={value!r}" for name, value in keywords.items())
         message = (
             f"raised {type(error).__name__} when called with ({given}): {error}\n"
             "Arguments are written after TARGET as name=value."
         )
-        raise asked.wrong(message) from error
+        asked.refuse(message, error)
 
 
 def parse_keywords(words: Sequence[str]) -> dict[str, Any]:

@@ -1,0 +1,208 @@
+"""The command line: ``fxgrad run``, ``fxgrad render``, ``fxgrad demo``.
+
+Only wiring: what the words mean is in ``fxgrad.command``.  torch is imported by the commands that need it.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+from rich.console import Console
+
+from fxgrad.errors import FxgradError, OptionError
+from fxgrad.schema import GradientFlow, Level, NormWord
+
+if TYPE_CHECKING:
+    from fxgrad.command.outputs import View
+
+__all__ = ["app", "main"]
+
+_MISUSE = 2  # exit code, as of other command lines
+_DEMO_FILES = ("flow.svg", "flow.json")
+
+app = typer.Typer(
+    name="fxgrad",
+    help="See where the gradient of a PyTorch model dies, explodes or never arrives.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,  # a traceback comes from --traceback, or from a fault of ours
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Files = Annotated[
+    list[Path] | None,
+    typer.Option("-o", "--output", metavar="FILE", help="Write .svg, .dot, .json or .txt. May be repeated."),
+]
+Norm = Annotated[NormWord, typer.Option(help="Which norm colours and numbers mean.")]
+Depth = Annotated[int | None, typer.Option(min=0, help="Module depth of the boxes in a picture. [default: automatic]")]
+Traceback = Annotated[bool, typer.Option("--traceback", help="Show where an error was raised.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print no table.")]
+
+
+def main() -> None:
+    """Run the command line that this process was started with."""
+    app(prog_name="fxgrad")
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        from fxgrad import __version__
+
+        typer.echo(f"fxgrad {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Options of all commands."""
+
+
+@app.command()
+def run(
+    target: Annotated[
+        str, typer.Argument(metavar="TARGET", help="package.module:name or file.py:name, a model or what makes one.")
+    ],
+    keywords: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME=VALUE]...", help="Arguments of what makes the model.")
+    ] = None,
+    inputs: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--input",
+            "-i",
+            metavar="SPEC",
+            help="8x3x224x224:float32, 8x128:int64:0-30522, NAME=SPEC, batch.pt, or file.py:function. May be repeated.",
+        ),
+    ] = None,
+    loss: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="sum, mean, cross_entropy, mse_loss ... against random targets, or package.module:callable. "
+            "[default: the model's own, or a random direction]",
+        ),
+    ] = None,
+    train: Annotated[
+        bool | None, typer.Option("--train/--eval", help="Mode of the model. [default: as it comes]")
+    ] = None,
+    capture: Annotated[Literal["auto", "symbolic", "eager"], typer.Option(help="Front end.")] = "auto",
+    statistics: Annotated[Level, typer.Option(help="Statistics of each gradient.")] = "full",
+    norm: Norm = "l2_norm",
+    depth: Depth = None,
+    seed: Annotated[int, typer.Option(help="Of parameters, inputs and targets.")] = 0,
+    output: Files = None,
+    quiet: Quiet = False,
+    show_traceback: Traceback = False,
+) -> None:
+    """Measure one forward and one backward pass of a model."""
+    with _reported(show_traceback):
+        from fxgrad.command.outputs import View, check_paths
+
+        check_paths(output or [])
+        with _working(f"Running {target}"):
+            from fxgrad.command.measure import Request, measure
+
+            flow = measure(Request(target, keywords or [], inputs or [], loss, train, capture, statistics, seed))
+        _present(flow, output or [], View(norm, depth), quiet=quiet)
+
+
+@app.command()
+def render(
+    file: Annotated[Path, typer.Argument(metavar="FLOW.JSON", help="A flow that `run` or `to_json` wrote.")],
+    norm: Norm = "l2_norm",
+    depth: Depth = None,
+    output: Files = None,
+    quiet: Quiet = False,
+    show_traceback: Traceback = False,
+) -> None:
+    """Draw a saved flow, or print its table."""
+    with _reported(show_traceback):
+        from fxgrad.command.outputs import View, check_paths
+        from fxgrad.store import load
+
+        check_paths(output or [])
+        _present(load(file), output or [], View(norm, depth), quiet=quiet or bool(output))
+
+
+@app.command()
+def demo(
+    folder: Annotated[
+        Path, typer.Option("-o", "--output", metavar="FOLDER", help="Where to write flow.svg and flow.json.")
+    ] = Path(),
+    model: Annotated[
+        Literal["sigmoid_mlp", "residual_cnn"], typer.Option(help="Which stock model to draw.")
+    ] = "sigmoid_mlp",
+    show_traceback: Traceback = False,
+) -> None:
+    """Trace the stock models, print their tables, and draw one."""
+    with _reported(show_traceback):
+        paths = [folder / name for name in _DEMO_FILES]
+        _make_folder(folder)
+        from fxgrad.command.outputs import View, check_paths
+
+        check_paths(paths)
+        with _working("Loading torch"):
+            from fxgrad.api import gradient_flow
+            from fxgrad.demo import MODELS
+        # The one to draw comes last, so that what stands above the prompt belongs to the files.
+        for name in sorted(MODELS, key=lambda name: name == model):
+            stock = MODELS[name]
+            typer.echo(f"\n{name}: {stock.about}\n")
+            flow = gradient_flow(stock.model(), stock.inputs())
+            _present(flow, paths if name == model else [], View(), quiet=False)
+
+
+def _present(flow: GradientFlow, paths: list[Path], view: View, *, quiet: bool) -> None:
+    """Print the flow unless ``quiet``, then write the files and say where they are."""
+    from fxgrad.command.outputs import plain_text, write_all
+    from fxgrad.render.text import summary
+
+    if quiet:
+        pass
+    elif sys.stdout.isatty():
+        console = Console()
+        console.print(flow.table(norm=view.norm))
+        console.print(summary(flow))
+    else:
+        typer.echo(plain_text(flow, view), nl=False)
+    with _working("Drawing") if paths else nullcontext():
+        write_all(flow, paths, view)
+    for path in paths:
+        typer.echo(f"wrote {path}")
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        message = f"-o {folder}: cannot make this folder: {error.strerror or error}"
+        raise OptionError(message) from error
+
+
+def _working(words: str) -> AbstractContextManager[Any]:
+    """Show that something long is going on, where somebody watches."""
+    console = Console(stderr=True)
+    return console.status(words) if console.is_terminal else nullcontext()
+
+
+@contextmanager
+def _reported(show_traceback: bool) -> Iterator[None]:
+    """Turn an error of ours into a message and the exit code of misuse."""
+    try:
+        yield
+    except FxgradError as error:
+        if show_traceback:
+            traceback.print_exception(error)
+        typer.echo(f"fxgrad: {error}", err=True)
+        if not show_traceback and error.__cause__ is not None:
+            typer.echo("(--traceback shows where it was raised)", err=True)
+        raise typer.Exit(_MISUSE) from error

@@ -1,0 +1,145 @@
+"""``-o``: a flow into files, by their suffix, all of them whole or none.
+
+Imports no torch, as drawing a saved flow needs none.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+
+from rich.console import Console
+
+from fxgrad.errors import GraphvizMissingError, OptionError
+from fxgrad.render.text import summary
+from fxgrad.schema import GradientFlow, NormWord
+
+__all__ = ["SUFFIXES", "View", "check_paths", "plain_text", "write_all"]
+
+_ORDINARY_MODE = 0o666  # of a new file, before the umask
+_TEXT_WIDTH = 160  # columns of a table that goes to a file or a pipe, where there is no terminal to ask
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """How a flow is shown.
+
+    Attributes:
+        norm: which norm colours and numbers mean.
+        depth: module depth of the clusters in a picture, None for an automatic one.
+    """
+
+    norm: NormWord = "l2_norm"
+    depth: int | None = None
+
+
+def plain_text(flow: GradientFlow, view: View) -> str:
+    """The table and the summary without colour."""
+    buffer = StringIO()
+    console = Console(file=buffer, width=_TEXT_WIDTH)
+    console.print(flow.table(norm=view.norm))
+    console.print(summary(flow), soft_wrap=True)
+    return buffer.getvalue()
+
+
+_WRITERS: Mapping[str, Callable[[GradientFlow, View], str]] = {
+    ".svg": lambda flow, view: flow.to_svg(norm=view.norm, depth=view.depth),
+    ".dot": lambda flow, view: flow.to_dot(norm=view.norm, depth=view.depth),
+    ".json": lambda flow, _: flow.to_json(),
+    ".txt": plain_text,
+}
+
+#: The suffixes that ``-o`` knows.
+SUFFIXES = tuple(_WRITERS)
+
+
+def check_paths(paths: Sequence[Path]) -> None:
+    """Find out before the work whether its result could be written.
+
+    Raises:
+        OptionError: an unknown suffix, a folder that is missing or closed, something else in place of a file.
+    """
+    for path in paths:
+        if path.suffix not in _WRITERS:
+            message = f"-o {path}: no format goes by the suffix {path.suffix!r}. Use one of {', '.join(SUFFIXES)}"
+            raise OptionError(message)
+        folder = path.parent
+        if not folder.is_dir():
+            message = f"-o {path}: there is no folder {folder}. Make it first, or name another"
+            raise OptionError(message)
+        if path.exists() and not path.is_file():
+            message = f"-o {path}: there is something that is no ordinary file. Name another place"
+            raise OptionError(message)
+        if not os.access(folder, os.W_OK) or (path.exists() and not os.access(path, os.W_OK)):
+            message = f"-o {path}: no permission to write there. Name another place"
+            raise OptionError(message)
+
+
+def write_all(flow: GradientFlow, paths: Sequence[Path], view: View) -> None:
+    """Write every file, each in place at once when all texts are ready, so that none is ever half-written.
+
+    Raises:
+        OptionError: a file cannot be written.
+        GraphvizMissingError: no picture can be laid out; its DOT text and all other files are written nevertheless.
+    """
+    texts: dict[Path, str] = {}
+    missing: GraphvizMissingError | None = None
+    for path in paths:
+        try:
+            texts[path] = _WRITERS[path.suffix](flow, view)
+        except GraphvizMissingError as error:
+            missing = error
+            texts.setdefault(path.with_suffix(".dot"), _WRITERS[".dot"](flow, view))
+    _replace_all(texts)
+    if missing is not None:
+        written = ", ".join(map(str, texts))
+        message = f"{missing}\nWritten instead of the picture: {written}"
+        raise GraphvizMissingError(message) from missing
+
+
+def _replace_all(texts: Mapping[Path, str]) -> None:
+    with ExitStack() as leftovers:
+        ready: list[tuple[Path, Path]] = []
+        for path, text in texts.items():
+            try:
+                ready.append((_stage(path, text, leftovers), path))
+            except OSError as error:
+                raise _unwritable(path, error) from error
+        for staged, path in ready:
+            try:
+                staged.replace(path.resolve())  # through a link to the file that it names
+            except OSError as error:
+                raise _unwritable(path, error) from error
+
+
+def _stage(path: Path, text: str, leftovers: ExitStack) -> Path:
+    """Write ``text`` beside ``path``; ``leftovers`` removes it unless it is moved into place."""
+    target = path.resolve()
+    with NamedTemporaryFile(
+        "w", encoding="utf-8", dir=target.parent, prefix=f".{target.name}.", delete=False
+    ) as file:  # fmt: skip
+        staged = Path(file.name)
+        leftovers.callback(_remove, staged)
+        file.write(text)
+    if target.exists():
+        shutil.copymode(target, staged)
+    else:
+        umask = os.umask(0)
+        os.umask(umask)
+        staged.chmod(_ORDINARY_MODE & ~umask)  # a temporary file is private, the result is not
+    return staged
+
+
+def _remove(path: Path) -> None:
+    with suppress(FileNotFoundError):
+        path.unlink()
+
+
+def _unwritable(path: Path, error: OSError) -> OptionError:
+    return OptionError(f"-o {path}: cannot be written: {error.strerror or error}. Name another place")
