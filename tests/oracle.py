@@ -196,7 +196,7 @@ def as_double(value: Any) -> Any:
     if isinstance(value, nn.Module):
         model = copy.deepcopy(value)
         for module in model.modules():
-            for store in (module._parameters, module._buffers):  # noqa: SLF001  # .double() drops imaginary parts
+            for store in (module._parameters, module._buffers):  # .double() drops imaginary parts
                 for name, tensor in store.items():
                     wide = as_double(tensor)
                     is_parameter = isinstance(tensor, nn.Parameter)

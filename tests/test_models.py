@@ -30,6 +30,7 @@ def test_step_is_repeatable(case: models.Case) -> None:
         assert any(gradient is not None for gradient in first.gradients.values())
 
 
+@pytest.mark.filterwarnings("ignore")  # tracing what cannot be traced makes torch warn of much
 @pytest.mark.parametrize("case", models.cases(models.MODELS.values()))
 def test_bare_tracing_does_what_the_flag_says(case: models.Case, capfd: pytest.CaptureFixture[str]) -> None:
     model, args, kwargs = case.build()

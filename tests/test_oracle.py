@@ -286,7 +286,7 @@ BUGS: list[tuple[Callable[[Measured, oracle.Gradients], Measured], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("bug", "id"), [pytest.param(bug, id, id=bug.__name__) for bug, id in BUGS])
+@pytest.mark.parametrize(("bug", "id"), [pytest.param(bug, name, id=bug.__name__) for bug, name in BUGS])
 def test_seeded_bug_is_red(bug: Callable[[Measured, oracle.Gradients], Measured], id: str) -> None:  # noqa: A002
     gradients = gradients_of(id)
     honest = oracle.norms(gradients)

@@ -41,7 +41,7 @@ class Case:
     make: Callable[[], nn.Module]
     inputs: Callable[[], Args]
     keywords: Callable[[], dict[str, Any]] = dict
-    loss: Callable[[Any], Tensor] = lambda output: squares(output)
+    loss: Callable[[Any], Tensor] = lambda output: squares(output)  # noqa: PLW0108  # defined below
     fx: Fx = "same"
     symbolic: bool | None = True
     twin: Twin | None = None
