@@ -211,3 +211,19 @@ class MultiViewError(Pair):
         left, right = self.a(x).chunk(2, dim=1)
         left.mul_(2.0)
         return self.head(torch.cat([left, right], 1))
+
+
+def gains_twin(model: Any, at: Any, x: Tensor) -> Tensor:
+    x = at("input:x", x)
+    h = at("/mul", x * 0.5)
+    return at("head", model.head(at("/add_", h + at("a", model.a(x)))))
+
+
+@case("inplace_gains_gradient", normal(5, 4), twin=gains_twin)
+class InplaceGainsGradient(Pair):
+    """A value that needs no gradient until it is changed in place."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = x * 0.5
+        h.add_(self.a(x))
+        return self.head(h)
