@@ -1,15 +1,13 @@
-"""The wiring: ``gradient_flow``, ``watch``, ``instrument``, ``load``."""
+"""The wiring: ``gradient_flow``, ``watch``, ``instrument``."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from fxgrad import store
 from fxgrad.errors import FxgradError, InputError, ModelError, OptionError
 from fxgrad.instrumented import Instrumented
 from fxgrad.preserve import preserved
@@ -135,15 +133,6 @@ def instrument(
         message = "capture='eager' makes no graph module: use fxgrad.watch, or capture='auto' or 'symbolic'"
         raise OptionError(message)
     return Instrumented(model, statistics, capture)
-
-
-def load(path: str | Path) -> GradientFlow:
-    """Read a flow that ``to_json`` wrote.
-
-    Raises:
-        FlowFileError: the file is missing, damaged, not a flow, or from a newer version.
-    """
-    return store.load(path)
 
 
 def _check_options(capture: str, statistics: str, sites: str) -> None:
@@ -272,4 +261,4 @@ def _backward(scalar: Tensor, model: nn.Module) -> None:
         raise ModelError(message) from error
 
 
-__all__ = ["Capture", "Watch", "default_loss", "gradient_flow", "instrument", "load", "watch"]
+__all__ = ["Capture", "Watch", "default_loss", "gradient_flow", "instrument", "watch"]

@@ -134,7 +134,8 @@ class Engine:
             recording.escalated = frozenset(ready.plan.escalated)
             outer, current.recording = current.recording, recording
             try:
-                return ready.function(self.model, *(tensor for _, tensor in tensors_in((args, kwargs))))
+                returned = ready.function(self.model, *(tensor for _, tensor in tensors_in((args, kwargs))))
+                return ready.trace.rebuild(returned)
             finally:
                 current.recording = outer
 
@@ -159,7 +160,11 @@ class Engine:
     def history(self) -> list[GradientFlow]:
         """The flows of all kept events, oldest first."""
         self.recorder.settle()
-        return [self._flow(kept) for kept in self.recorder.history]
+        return [self._flow(kept) for kept in self._finished()]
+
+    def _finished(self) -> list[Kept]:
+        """The kept events of forward calls that returned; one that raised has no graph."""
+        return [kept for kept in self.recorder.history if kept.recording.plan is not None]
 
     def flow(self) -> GradientFlow:
         """The flow of the latest event.
@@ -168,13 +173,14 @@ class Engine:
             NoFlowError: no backward pass has run through a recorded forward call yet.
         """
         self.recorder.settle()
-        if not self.recorder.history:
+        finished = self._finished()
+        if not finished:
             message = (
                 f"no gradient flow of {type(self.model).__name__} is recorded yet: "
                 "call the model with gradients enabled and run backward() first"
             )
             raise NoFlowError(message)
-        return self._flow(self.recorder.history[-1])
+        return self._flow(finished[-1])
 
     def _flow(self, kept: Kept) -> GradientFlow:
         key = id(kept)

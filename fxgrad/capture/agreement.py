@@ -173,8 +173,6 @@ class _Comparison:
         seen = list(call.args)
         if getattr(node.target, "__name__", "") == "getattr":
             args = args[:1]
-        if getattr(call.function, "__name__", "").startswith("__r") and len(seen) == 2:  # noqa: PLR2004  # x.__rsub__(1)
-            seen.reverse()
         if dict(node.kwargs).keys() != call.kwargs.keys() or len(args) != len(seen):
             return False
         if not all(self._same(node.kwargs[key], value) for key, value in call.kwargs.items()):

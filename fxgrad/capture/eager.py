@@ -37,6 +37,8 @@ from fxgrad.structure import tensors_in
 from fxgrad.torch_private import base_of, functorch_active, version_of, without_torch_function
 
 _WRITES_ITEM = torch.Tensor.__setitem__
+_NOT_REFLECTED = frozenset({"__repr__", "__reduce__", "__reduce_ex__", "__reversed__", "__rshift__"})
+_WORDS: dict[Any, str] = {}  # of torch's functions, which live as long as the process
 
 
 @dataclass(slots=True)
@@ -74,7 +76,7 @@ class Session(TorchFunctionMode):
         self._same = previous is not None
         self._known: dict[int, _Known] = {}
         self._inside = 0
-        self._stack: list[tuple[Place | None, tuple[Ref, ...]]] = []
+        self._stack: list[tuple[Place | None, tuple[Ref | None, ...]]] = []
         self._path = ""
         self._type = modules.places[id(modules.root)].type
         self._thread = threading.get_ident()
@@ -134,7 +136,7 @@ class Session(TorchFunctionMode):
             return
         with without_torch_function():
             refs = self._refs(args, {})
-        self._stack.append((place, tuple(ref for ref in refs if ref is not None)))
+        self._stack.append((place, refs))
         if place.leaf:
             self._inside = 1
         else:
@@ -155,15 +157,19 @@ class Session(TorchFunctionMode):
         self._type = outer.type if outer else self.modules.places[id(self.modules.root)].type
         with without_torch_function():
             if place.leaf:
-                self._record_leaf(place, args, kwargs, result)
+                self._record_leaf(place, inputs, args, kwargs, result)
+            given = tuple(ref for ref in inputs if ref is not None)
             outputs = tuple(ref for _, t in tensors_in(result) if (ref := self._lookup(t)) is not None)
-            self.spans.append(ModuleSpan(place.path, place.type, inputs, outputs))
+            self.spans.append(ModuleSpan(place.path, place.type, given, outputs))
 
-    def _record_leaf(self, place: Place, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+    def _record_leaf(
+        self, place: Place, refs: tuple[Ref | None, ...], args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+    ) -> None:
         found = list(tensors_in(result))
         if not found:
             return
-        refs = self._refs(args, kwargs)
+        refs = (*refs, *self._refs((), kwargs)) if kwargs else refs
+        self._note_changed(args)
         outer, self._path = self._path, place.path
         kind, self._type = self._type, place.type
         op = "external" if place.opaque else "call_module"
@@ -181,28 +187,29 @@ class Session(TorchFunctionMode):
         kwargs = kwargs or {}
         if self._inside:
             return func(*args, **kwargs)
+        word = _WORDS.get(func)
+        if word is None:
+            word = _WORDS[func] = _word(func)
+        if word in METADATA or functorch_active():
+            # Wrapped tensors have no gradient of their own; what comes out of a transform is external.
+            return func(*args, **kwargs)
+        refs = self._refs(args, kwargs)
+        if word[:2] == "__":  # a reflected operator: what stands first in the user's code comes second here
+            word, given = word[2:], args[::-1]
+            refs = refs[::-1]
+        else:
+            given = args
         result = func(*args, **kwargs)
         if isinstance(result, Tensor):
-            self._record(func, args, kwargs, [("", result)])
+            found = [("", result)]
         elif isinstance(result, (tuple, list)) and not isinstance(result, torch.Size):
             found = list(tensors_in(result))
-            if found:
-                self._record(func, args, kwargs, found)
-        elif func is _WRITES_ITEM:
-            self._record(func, args, kwargs, [("", args[0])])
+        else:
+            found = [("", args[0])] if func is _WRITES_ITEM else []
+        if found:
+            self._note_changed(args)
+            self._add("call", func, word, f"{self._path}/{word}", func, refs, given, kwargs, found)
         return result
-
-    def _record(
-        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], found: list[tuple[str, Tensor]]
-    ) -> None:
-        if functorch_active():
-            return  # wrapped tensors have no gradient of their own; what comes out of the transform is external
-        word = op_word(func)
-        if word in METADATA or word == "grad":
-            return
-        refs = self._refs(args, kwargs)
-        stem = f"{self._path}/{word}"
-        self._add("call", func, word, stem, func, refs, args, kwargs, found)
 
     def _add(  # noqa: PLR0913  # the facts of one node; a dataclass would be made a second time on the hot path
         self, op: str, target: Any, word: str, stem: str, func: Any, refs: tuple[Ref | None, ...],
@@ -262,7 +269,7 @@ class Session(TorchFunctionMode):
             if id(tensor) in self.modules.tensors or not tensor.requires_grad or isinstance(tensor, nn.Parameter):
                 return None
             return self._external(tensor, None)
-        if known.version != version_of(tensor) and known.view:
+        if known.view and known.version != version_of(tensor):
             self._lose(known)
         if not known.requires_grad and tensor.requires_grad:
             if is_recomputed(tensor):
@@ -333,6 +340,13 @@ class Session(TorchFunctionMode):
             return slice(self._template(value.start), self._template(value.stop), self._template(value.step))
         return constant(value)
 
+    def _note_changed(self, args: tuple[Any, ...]) -> None:
+        """After a call: a view that it changed in place has lost its hook."""
+        if args and isinstance(args[0], Tensor):
+            known = self._known.get(id(args[0]))
+            if known is not None and known.view and known.version != version_of(args[0]):
+                self._lose(known)
+
     def _lose(self, known: _Known) -> None:
         """The hook on a view cannot see what flows back after its memory was changed: autograd gave it a new node."""
         if known.site >= 0:
@@ -347,6 +361,15 @@ def named_arguments(args: tuple[Any, ...], kwargs: dict[str, Any], names: list[s
         for index, value in enumerate(args)
     ]
     return listed + list(kwargs.items())
+
+
+def _word(func: Callable[..., Any]) -> str:
+    """The op word; a reflected operator's begins with two underscores, the attribute ``.grad`` says nothing."""
+    name = getattr(func, "__name__", "")
+    word = op_word(func)
+    if name == "__get__" and word == "grad":
+        return "shape"
+    return f"__{word}" if name.startswith("__r") and name not in _NOT_REFLECTED else word
 
 
 def _same_call(

@@ -39,7 +39,7 @@ class LearningRun(Session):
                 env[node] = next(values)
                 self._numbers[node] = index
             elif node.op == "output":
-                result = fx.node.map_arg(node.args[0], lambda n: env[n])
+                result = trace.rebuild(_filled(node.args[0], env))
             else:
                 env[node] = self._step(node, env)
             self._leave_spans(index, env, left)
@@ -64,21 +64,22 @@ class LearningRun(Session):
             return value
         if node.op == "call_module":
             return self._step_into_leaf(node, args, kwargs)
+        refs = self._refs(args, kwargs)
         if node.op == "call_method":
             result = getattr(args[0], str(node.target))(*args[1:], **kwargs)
         else:
             result = node.target(*args, **kwargs)  # type: ignore[operator]
         if node.target is not set_grad and not isinstance(node.target, type):
-            self._write(node, args, kwargs, result)
+            self._write(node, refs, args, kwargs, result)
         return result
 
     def _step_into_leaf(self, node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         module = self.modules.root.get_submodule(str(node.target))
-        inputs = self._refs(args, kwargs)
+        inputs = self._refs(args, {})
         result = module(*args, **kwargs)
         place = self.modules.places[id(module)]
         if any(True for _ in tensors_in(result)):
-            self._record_leaf(place, args, kwargs, result)
+            self._record_leaf(place, inputs, args, kwargs, result)
             self._numbers[node] = len(self.calls) - 1
         outputs = (self._lookup(tensor) for _, tensor in tensors_in(result))
         self.spans.append(ModuleSpan(
@@ -86,7 +87,9 @@ class LearningRun(Session):
         ))  # fmt: skip
         return result
 
-    def _write(self, node: fx.Node, args: Any, kwargs: dict[str, Any], result: Any) -> None:
+    def _write(
+        self, node: fx.Node, refs: tuple[Ref | None, ...], args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+    ) -> None:
         word = node_word(node)
         if word in METADATA or (word == "getitem" and not isinstance(args[0], Tensor)):
             return
@@ -97,7 +100,9 @@ class LearningRun(Session):
         self._path, self._type = facts["path"], facts["type"]
         if getattr(node.target, "__name__", "") == "getattr":
             args = args[:1]
-        refs = self._refs(args, kwargs)
+        elif word in ("add", "mul") and len(args) == 2 and not isinstance(args[0], Tensor):  # noqa: PLR2004  # 2 * x
+            args = args[::-1]  # runs as x * 2, and the eager front end cannot see it otherwise
+        self._note_changed(args)
         self._add(node.op, node.target, word, node_stem(node), node.target, refs, args, kwargs, found)
         self._numbers[node] = len(self.calls) - 1
 
@@ -107,7 +112,7 @@ class LearningRun(Session):
                 self._open.append((span, self._values(span.inputs, env)))
 
     def _leave_spans(self, index: int, env: dict[fx.Node, Any], left: Counter[fx.Node]) -> None:
-        for span, inputs in [entry for entry in self._open if entry[0].last == index + 1]:
+        for span, inputs in [entry for entry in reversed(self._open) if entry[0].last == index + 1]:
             self.spans.append(ModuleSpan(span.path, span.type, inputs, self._values(span.outputs, env)))
             self._open = [entry for entry in self._open if entry[0] is not span]
             for used in _nodes_in((span.inputs, span.outputs)):
@@ -116,6 +121,20 @@ class LearningRun(Session):
     def _values(self, structure: Any, env: dict[fx.Node, Any]) -> tuple[Ref, ...]:
         refs = (self._lookup(t) for n in _nodes_in(structure) if n in env for _, t in tensors_in(env[n]))
         return tuple(ref for ref in refs if ref is not None)
+
+
+def _filled(structure: Any, env: dict[fx.Node, Any]) -> Any:
+    """A structure of nodes with their values, in plain containers."""
+    if isinstance(structure, fx.Node):
+        return env[structure]
+    if isinstance(structure, tuple):
+        items = [_filled(item, env) for item in structure]
+        return type(structure)(*items) if hasattr(structure, "_fields") else tuple(items)
+    if isinstance(structure, list):
+        return [_filled(item, env) for item in structure]
+    if isinstance(structure, dict):
+        return {key: _filled(item, env) for key, item in structure.items()}
+    return structure
 
 
 def _drop(node: fx.Node, env: dict[fx.Node, Any], left: Counter[fx.Node]) -> None:

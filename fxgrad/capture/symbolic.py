@@ -8,14 +8,16 @@ written, hooks on inlined modules) is refused with its reason.
 
 from __future__ import annotations
 
+import dataclasses
 import operator
 import os
 import random
 import sys
 import threading
 import types
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -34,11 +36,10 @@ _AUGMENTED = (
     "iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "imatmul", "iand", "ior", "ixor", "ilshift",
     "irshift",
 )  # fmt: skip
-_METHODS_REFUSED = frozenset({"register_hook", "backward", "register_post_accumulate_grad_hook"})
+_REFUSED = frozenset({"register_hook", "backward", "register_post_accumulate_grad_hook", "requires_grad_", "grad"})
 # Functions of torch whose effect a trace would lose, by file and name.
 _LOSSY = {
     ("checkpoint.py", "checkpoint"): "activation checkpointing",
-    ("function.py", "apply"): "a custom autograd function",
     ("module.py", "register_forward_hook"): "a hook registered in forward",
     ("module.py", "register_forward_pre_hook"): "a hook registered in forward",
     ("module.py", "register_full_backward_hook"): "a hook registered in forward",
@@ -67,7 +68,7 @@ class Trace:
     graph: fx.Graph
     spans: list[Span]
     guards: Guards
-    placeholders: list[str] = field(default_factory=list)
+    rebuild: Callable[[Any], Any]
 
 
 class FaithfulProxy(fx.Proxy):
@@ -140,6 +141,7 @@ class FaithfulTracer(fx.Tracer):
         self.inlined: dict[int, tuple[str, nn.Module]] = {}
         self.executed: dict[types.CodeType, dict[str, Any]] = {}
         self._stack: list[tuple[str, str]] = [("", modules.places[id(modules.root)].type)]
+        self.returned: Any = None
         self._grad_mode = True
         self._autocast = _autocast_state()
         self._thread = threading.get_ident()
@@ -182,7 +184,8 @@ class FaithfulTracer(fx.Tracer):
             sys.setprofile(self._profile)
             try:
                 with _NodesForConstants(self):
-                    return root_fn(root, *args, **kwargs)
+                    self.returned = root_fn(root, *args, **kwargs)
+                    return self.returned
             finally:
                 sys.setprofile(None)
 
@@ -234,8 +237,9 @@ class FaithfulTracer(fx.Tracer):
         """Note where a node comes from; put a node where the gradient mode was switched."""
         if kind not in ("placeholder", "get_attr", "output"):
             self._switch()
-        if kind == "call_method" and target in _METHODS_REFUSED:
-            self.refuse(f".{target}() called in forward")
+        word = target if kind == "call_method" else getattr(target, "__name__", "")
+        if kind in ("call_method", "call_function") and word in _REFUSED:
+            self.refuse(f"{word}() called in forward")
         node = super().create_node(kind, target, *rest, **named)
         path, type_name = self._stack[-1]
         node.meta["fxgrad"] = {
@@ -263,6 +267,9 @@ class FaithfulTracer(fx.Tracer):
 
     def _profile(self, frame: types.FrameType, event: str, argument: Any) -> None:
         if event == "c_call":
+            owner = getattr(argument, "__self__", None)
+            if argument.__name__ == "apply" and isinstance(owner, type) and issubclass(owner, torch.autograd.Function):
+                self.refuse(f"the custom autograd function {owner.__name__}")
             module = getattr(argument, "__module__", None) or type(getattr(argument, "__self__", None)).__module__
             if module in _CLOCKS and of_the_user(frame.f_code.co_filename):
                 self.refusals.append(f"{module}.{argument.__name__} called in forward ({frame.f_code.co_filename})")
@@ -292,6 +299,40 @@ class FaithfulTracer(fx.Tracer):
                 outer = outer.f_back
             if outer is None:
                 self.refusals.append(f"the number {name!r} comes from a closure ({frame.f_code.co_filename})")
+
+
+def rebuilder(traced: Any) -> Callable[[Any], Any]:
+    """Gives what a graph returns the container types that the model's own forward returned.
+
+    torch.fx turns every mapping into a plain dict.
+
+    Raises:
+        CaptureError: a container of a type that cannot be made again.
+    """
+    kind = type(traced)
+    if kind in (tuple, list) or (isinstance(traced, tuple) and hasattr(traced, "_fields")):
+        parts = [rebuilder(item) for item in traced]
+        if all(part is _as_it_is for part in parts):
+            return _as_it_is
+        make = kind if kind in (tuple, list) else lambda items: kind(*items)
+        return lambda value: make([part(item) for part, item in zip(parts, value, strict=True)])
+    if kind in (dict, OrderedDict):
+        inner = {key: rebuilder(item) for key, item in traced.items()}
+        if kind is dict and all(part is _as_it_is for part in inner.values()):
+            return _as_it_is
+        return lambda value: kind((key, part(value[key])) for key, part in inner.items())
+    if not isinstance(traced, fx.Proxy) and _has_proxy_inside(traced) and not dataclasses.is_dataclass(traced):
+        message = f"cannot be traced symbolically: forward returns a {kind.__name__}, which a graph cannot make again"
+        raise CaptureError(message)
+    return _as_it_is
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
+def _has_proxy_inside(value: Any) -> bool:
+    return _has_proxy(list(value.values()) if isinstance(value, Mapping) else value)
 
 
 def _autocast_state() -> tuple[Any, ...]:
@@ -337,7 +378,7 @@ def trace(modules: ModuleMap, args: tuple[Any, ...], kwargs: dict[str, Any], nam
         raise CaptureError(message)
     named = code_guards(_user_code(tracer.executed))
     named += class_guards({type(m) for _, m in tracer.inlined.values()} | {type(root)})
-    return Trace(graph, tracer.spans, Guards([*inlined, *named]), tracer._words)  # noqa: SLF001
+    return Trace(graph, tracer.spans, Guards([*inlined, *named]), rebuilder(tracer.returned))
 
 
 def _random_state() -> tuple[Any, ...]:
