@@ -7,6 +7,8 @@ values.
 
 from __future__ import annotations
 
+import inspect
+import types
 from typing import Any, NamedTuple
 
 from torch import fx
@@ -138,19 +140,31 @@ class _Comparison:
     def _element(self, node: fx.Node) -> Any:
         """What a node that the record doesn't hold stands for: an element of several tensors, or no tensor."""
         if node_word(node) == "getitem" and isinstance(node.args[0], fx.Node):
-            owner = self.env[node.args[0]]
+            owner, index = self.env[node.args[0]], node.args[1]
             if isinstance(owner, _Several):
-                position = f"{owner.position}[{node.args[1]!r}]"
-                known = {output.position for output in self.calls[owner.call].outputs}
-                return Ref(owner.call, position) if position in known else _Several(owner.call, position)
+                owner = self._parts(owner)
+            if isinstance(owner, _Built) and isinstance(index, slice):
+                simple = not any(isinstance(part, fx.Node) for part in (index.start, index.stop, index.step))
+                return _Built(owner.items[index]) if simple else _UNKNOWN
+            if isinstance(owner, _Built) and isinstance(index, int) and -len(owner.items) <= index < len(owner.items):
+                return owner.items[index]
         return _UNKNOWN
+
+    def _parts(self, owner: _Several) -> _Built:
+        """The elements of a tuple or list that a call returned."""
+        known = {output.position for output in self.calls[owner.call].outputs}
+        parts: list[Ref | _Several] = []
+        while any(position.startswith(f"{owner.position}[{len(parts)}]") for position in known):
+            position = f"{owner.position}[{len(parts)}]"
+            parts.append(Ref(owner.call, position) if position in known else _Several(owner.call, position))
+        return _Built(tuple(parts))
 
     def _no_tensor(self, node: fx.Node) -> bool:
         word = node_word(node)
         if word in METADATA:
             return True
         inputs = [self.env[used] for used in node.all_input_nodes]
-        if word == "getitem" and inputs and isinstance(inputs[0], (_Several, _Unknown)):
+        if word == "getitem" and inputs and isinstance(inputs[0], (_Several, _Built, _Unknown)):
             return True
         if node.op == "call_method" and word == "item":
             return True
@@ -174,7 +188,7 @@ class _Comparison:
         if getattr(node.target, "__name__", "") == "getattr":
             args = args[:1]
         if dict(node.kwargs).keys() != call.kwargs.keys() or len(args) != len(seen):
-            return False
+            return self._same_when_bound(node, call)
         if not all(self._same(node.kwargs[key], value) for key, value in call.kwargs.items()):
             return False
         if all(self._same(one, two) for one, two in zip(args, seen, strict=True)):
@@ -182,17 +196,26 @@ class _Comparison:
         commutes = call.word in ("add", "mul") and len(args) == 2  # noqa: PLR2004  # 2 * x runs as x * 2
         return commutes and self._same(args[0], seen[1]) and self._same(args[1], seen[0])
 
+    def _same_when_bound(self, node: fx.Node, call: Call) -> bool:
+        """Compare by parameter: torch's Python functions hand their defaults on when they are observed."""
+        if not isinstance(call.function, types.FunctionType):
+            return False
+        try:
+            signature = inspect.signature(call.function)
+            traced = signature.bind(*node.args, **node.kwargs)
+            seen = signature.bind(*call.args, **call.kwargs)
+        except (TypeError, ValueError):
+            return False
+        traced.apply_defaults()
+        seen.apply_defaults()
+        return all(self._same(traced.arguments[name], seen.arguments[name]) for name in signature.parameters)
+
     def _same(self, traced: Any, seen: Any) -> bool:
         if isinstance(traced, fx.Node):
             value = self.env[traced]
-            if isinstance(value, _Unknown):
-                return not _holds_tensor(seen)
-            if isinstance(value, _Several):
-                return self._whole(value, seen)
-            if isinstance(value, _Built):
-                items = tuple(seen.values()) if isinstance(seen, dict) else seen
-                return self._same(value.items, items)
-            return self._current(value) == seen
+            return self._same_value(value, seen)
+        if isinstance(traced, (Ref, _Several)):
+            return self._same_value(traced, seen)
         if isinstance(traced, (tuple, list)):
             fits = isinstance(seen, (tuple, list)) and len(traced) == len(seen)
             return fits and all(self._same(one, two) for one, two in zip(traced, seen, strict=True))
@@ -205,6 +228,16 @@ class _Comparison:
             )
         held = constant(traced)
         return type(held) is type(seen) and bool(held == seen or held != held)  # noqa: PLR0124  # NaN is NaN here
+
+    def _same_value(self, value: Any, seen: Any) -> bool:
+        if isinstance(value, _Unknown):
+            return not _holds_tensor(seen)
+        if isinstance(value, _Several):
+            return self._whole(value, seen)
+        if isinstance(value, _Built):
+            items = tuple(seen.values()) if isinstance(seen, dict) else seen
+            return self._same(value.items, items)
+        return bool(self._current(value) == seen)
 
     def _whole(self, value: _Several, seen: Any) -> bool:
         """A tuple handed on as it was returned."""
