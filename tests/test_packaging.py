@@ -1,0 +1,72 @@
+"""What `import fxgrad` costs, what the package says about itself, and which parts stay free of torch."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+import fxgrad
+
+PACKAGE = Path(fxgrad.__file__).parent
+
+
+def modules_after(code: str) -> set[str]:
+    """The modules that are loaded in a new Python after it has run ``code``."""
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}\nimport sys\nprint('\\n'.join(sys.modules))"],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=PACKAGE.parent,
+    )
+    return set(done.stdout.split())
+
+
+def test_import_does_nothing_else() -> None:
+    loaded = modules_after("import fxgrad") - modules_after("import typing, importlib")
+    assert {name for name in loaded if not name.startswith("_")} <= {"fxgrad"}
+
+
+@pytest.mark.parametrize(
+    "module",
+    ["errors", "schema", "graph", "store", "render.dot", "render.svg", "render.text", "cli", "command.outputs"],
+)
+def test_these_do_not_import_torch(module: str) -> None:
+    assert "torch" not in modules_after(f"import fxgrad.{module}")
+
+
+def test_saved_flow_is_read_without_torch() -> None:
+    assert "torch" not in modules_after("import fxgrad; fxgrad.load, fxgrad.GradientFlow, fxgrad.FxgradError")
+
+
+def test_public_names_are_literal_sorted_and_there() -> None:
+    tree = ast.parse((PACKAGE / "__init__.py").read_text(encoding="utf-8"))
+    (names,) = (
+        ast.literal_eval(node.value)
+        for node in tree.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
+    )
+    assert names == sorted(names)
+    assert set(names) == set(fxgrad._HOME)
+    for name in names:
+        assert getattr(fxgrad, name) is getattr(import_module(fxgrad._HOME[name]), name)
+        assert name in dir(fxgrad)
+
+
+def test_unknown_name() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'gradientflow'"):
+        fxgrad.gradientflow  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_version_is_the_one_of_the_package() -> None:
+    assert re.fullmatch(r"\d+\.\d+\.\d+.*", fxgrad.__version__)
+
+
+def test_types_are_shipped() -> None:
+    assert (PACKAGE / "py.typed").is_file()
