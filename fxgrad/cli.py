@@ -39,7 +39,9 @@ Files = Annotated[
     typer.Option("-o", "--output", metavar="FILE", help="Write .svg, .dot, .json or .txt. May be repeated."),
 ]
 Norm = Annotated[NormWord, typer.Option(help="Which norm colours and numbers mean.")]
-Depth = Annotated[int | None, typer.Option(min=0, help="Module depth of the boxes in a picture. [default: automatic]")]
+Depth = Annotated[
+    int | None, typer.Option(min=0, help="Module depth of the boxes in a picture. Without it: a readable one.")
+]
 Traceback = Annotated[bool, typer.Option("--traceback", help="Show where an error was raised.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print no table.")]
 
@@ -72,7 +74,7 @@ def run(
         str, typer.Argument(metavar="TARGET", help="package.module:name or file.py:name, a model or what makes one.")
     ],
     keywords: Annotated[
-        list[str] | None, typer.Argument(metavar="[NAME=VALUE]...", help="Arguments of what makes the model.")
+        list[str] | None, typer.Argument(metavar="NAME=VALUE", help="Arguments of what makes the model.")
     ] = None,
     inputs: Annotated[
         list[str] | None,
@@ -88,11 +90,11 @@ def run(
         typer.Option(
             metavar="NAME",
             help="sum, mean, cross_entropy, mse_loss ... against random targets, or package.module:callable. "
-            "[default: the model's own, or a random direction]",
+            "Without it: the model's own loss, or a random direction.",
         ),
     ] = None,
     train: Annotated[
-        bool | None, typer.Option("--train/--eval", help="Mode of the model. [default: as it comes]")
+        bool | None, typer.Option("--train/--eval", help="Mode of the model. Without it: as it comes.")
     ] = None,
     capture: Annotated[Literal["auto", "symbolic", "eager"], typer.Option(help="Front end.")] = "auto",
     statistics: Annotated[Level, typer.Option(help="Statistics of each gradient.")] = "full",
