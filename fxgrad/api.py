@@ -129,7 +129,7 @@ def instrument(
     if engine != "hook":
         message = f"engine={engine!r} is not known; it is 'hook'"
         raise OptionError(message)
-    if capture == "eager":
+    if str(capture) == "eager":
         message = "capture='eager' makes no graph module: use fxgrad.watch, or capture='auto' or 'symbolic'"
         raise OptionError(message)
     return Instrumented(model, statistics, capture)
@@ -238,7 +238,9 @@ def _check_loss(scalar: Any, name: str) -> None:
         message = f"the loss of {name} must be a tensor with one value, but is {type(scalar).__name__}"
         raise ModelError(message)
     if scalar.numel() != 1:
-        message = f"the loss of {name} must have one value, but has shape {tuple(scalar.shape)}; reduce it, e.g. .mean()"
+        message = (
+            f"the loss of {name} must have one value, but has shape {tuple(scalar.shape)}; reduce it, e.g. .mean()"
+        )
         raise ModelError(message)
     if not scalar.requires_grad:
         message = (

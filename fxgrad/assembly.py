@@ -6,12 +6,13 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fxgrad.capture.captured import ParameterRef, Plan, Ref, SiteSpec
 from fxgrad.capture.names import dtype_word
 from fxgrad.record.recorder import Kept
-from fxgrad.record.slots import Reading
+from fxgrad.record.slots import BufferKey, Reading
 from fxgrad.record.statistics import from_full, from_norm
 from fxgrad.schema import (
     REASONS,
@@ -29,13 +30,34 @@ from fxgrad.schema import (
 _CUTS = frozenset({"detach", "detach_", "data"})
 
 
-def read_statistics(kept: Kept) -> list[Statistics | None]:
-    """Statistics by site number: one copy to the host per device and kind of slot."""
-    rows = {key: buffer.to("cpu").tolist() for key, buffer in kept.buffers.items()}
+def read_statistics(*parts: Kept | None) -> list[list[Statistics | None]]:
+    """Statistics by site number, for each part: one copy to the host per device."""
+    rows = _on_host([part for part in parts if part is not None])
     return [
-        None if reading is None or number in kept.failures else _statistics(rows[reading[0]][number], reading)
-        for number, reading in enumerate(kept.readings)
+        []
+        if part is None
+        else [
+            None
+            if reading is None or number in part.failures
+            else _statistics(rows[id(part), reading[0]][number], reading)
+            for number, reading in enumerate(part.readings)
+        ]
+        for part in parts
     ]
+
+
+def _on_host(parts: list[Kept]) -> dict[tuple[int, BufferKey], Any]:
+    """The slots of all parts as nested lists; those of one device travel together."""
+    buffers = [(id(part), key, buffer) for part in parts for key, buffer in part.buffers.items()]
+    rows: dict[tuple[int, BufferKey], Any] = {}
+    for device in {key[0] for _, key, _ in buffers}:
+        here = [(owner, key, buffer) for owner, key, buffer in buffers if key[0] == device]
+        joined = torch.cat([buffer.reshape(-1).to(torch.float64) for _, _, buffer in here]).to("cpu")
+        start = 0
+        for owner, key, buffer in here:
+            rows[owner, key] = joined[start : start + buffer.numel()].reshape(buffer.shape).tolist()
+            start += buffer.numel()
+    return rows
 
 
 def _statistics(value: Any, reading: Reading) -> Statistics:
@@ -48,14 +70,14 @@ def assemble(kept: Kept, loss: str, level: Level) -> GradientFlow:
     plan: Plan = recording.plan
     parameters: list[tuple[int, tuple[str, ...], Tensor]] = recording.parameters
     frozen_names = {name for _, names, parameter in parameters if not parameter.requires_grad for name in names}
-    found = read_statistics(kept)
+    found, of_parameters = read_statistics(kept, kept.parameters)
     sites = _Sites(plan, recording, kept, found, frozen_names)
     report: CaptureReport = recording.report
     return GradientFlow(
         nodes=plan.nodes,
         sites=tuple(sites.site(number, spec) for number, spec in enumerate(plan.sites)),
         edges=plan.edges,
-        parameters=_parameters(kept, parameters),
+        parameters=_parameters(kept, parameters, of_parameters),
         blind_spots=sites.blind_spots(),
         calls=plan.module_calls,
         capture=report,
@@ -194,9 +216,10 @@ class _Sites:
         return reached
 
 
-def _parameters(kept: Kept, parameters: Sequence[tuple[int, tuple[str, ...], Tensor]]) -> tuple[ParameterRecord, ...]:
+def _parameters(
+    kept: Kept, parameters: Sequence[tuple[int, tuple[str, ...], Tensor]], found: list[Statistics | None]
+) -> tuple[ParameterRecord, ...]:
     own = kept.parameters
-    found = read_statistics(own) if own is not None else []
     records = []
     for number, names, parameter in parameters:
         statistics = found[number] if number < len(found) else None

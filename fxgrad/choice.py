@@ -120,7 +120,12 @@ class Chooser:
 
     def ran_eagerly(self, plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Eager recorded ``plan``; the next call with such arguments may be symbolic."""
-        if self.capture == "auto" and not self.one_shot and self._captures < _CAPTURES and "symbolic" not in self._refused:
+        if (
+            self.capture == "auto"
+            and not self.one_shot
+            and self._captures < _CAPTURES
+            and "symbolic" not in self._refused
+        ):
             self._candidate = (snapshot((args, kwargs)), plan)
 
     def _guarded(self, key: Any) -> tuple[Symbolic | None, str | None]:

@@ -16,15 +16,14 @@ from fxgrad.capture.captured import Plan
 from fxgrad.capture.eager import Session
 from fxgrad.capture.learning import LearningRun
 from fxgrad.capture.modules import ModuleMap
-from fxgrad.errors import NoFlowError
 from fxgrad.choice import Chooser, Symbolic
+from fxgrad.errors import NoFlowError
 from fxgrad.instrumentation.probe import ParameterHook, current, put
 from fxgrad.instrumentation.recording import Recording
 from fxgrad.record.recorder import Kept, Recorder
 from fxgrad.schema import GradientFlow, Level, Statistics
 from fxgrad.structure import tensors_in
 from fxgrad.torch_private import functorch_active
-
 
 # Norms that a float32 sum of squares holds with room to spare (1e-23 ** 2 is 0, 1.9e19 ** 2 is Inf).
 _TELLABLE = (1e-15, 1e15)

@@ -27,6 +27,10 @@ class Instrumented(fx.GraphModule):
     A copy or pickle is the same pass on a copy of the model, with a recorder of its own.
     """
 
+    _engine: Engine
+    _options: tuple[Level, str]
+    _shown: fx.Graph | None
+
     def __init__(self, model: nn.Module, level: Level, capture: str) -> None:
         refuse_unwatchable(model)
         engine = Engine(model, model.forward, level, capture)
@@ -45,7 +49,7 @@ class Instrumented(fx.GraphModule):
         """Regenerate the code of the graph; calls go on through the guards and the recorder."""
         code = super().recompile()
         kind = type(self)
-        kind.graph_forward = kind.forward  # type: ignore[attr-defined]
+        kind.graph_forward = kind.forward
         kind.forward = _OBSERVED  # type: ignore[method-assign]
         return code
 
@@ -71,8 +75,7 @@ class Instrumented(fx.GraphModule):
         Raises:
             NoFlowError: no backward pass has run through a call yet.
         """
-        found: GradientFlow = self._engine.flow()
-        return found
+        return self._engine.flow()
 
     @property
     def history(self) -> tuple[GradientFlow, ...]:
@@ -105,7 +108,7 @@ class Instrumented(fx.GraphModule):
         return self.__reduce__()
 
 
-@torch.compiler.disable(recursive=True)  # type: ignore[untyped-decorator]
+@torch.compiler.disable(recursive=True)  # type: ignore[no-untyped-call, untyped-decorator]
 def _observed(self: Instrumented, *args: Any, **kwargs: Any) -> Any:
     """The forward of an instrumented model."""
     engine = self.__dict__["_engine"]

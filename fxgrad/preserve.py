@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import sys
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -89,7 +89,7 @@ def random_streams() -> Iterator[None]:
     python = random.getstate()
     numpy = sys.modules.get("numpy")
     numpy_state = numpy.random.get_state() if numpy is not None else None
-    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
+    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
     try:
         with torch.random.fork_rng(devices=devices):
             yield
@@ -99,7 +99,7 @@ def random_streams() -> Iterator[None]:
             numpy.random.set_state(numpy_state)
 
 
-def _warn_of_changed(versions: list[tuple[str, Tensor, int]]) -> None:
+def _warn_of_changed(versions: Sequence[tuple[str, Tensor, int]]) -> None:
     changed = [name for name, parameter, version in versions if version_of(parameter) != version]
     if changed:
         listed = ", ".join(changed[:5]) + (" ..." if len(changed) > 5 else "")  # noqa: PLR2004  # a readable list

@@ -26,9 +26,7 @@ _installing = threading.RLock()
 class Watch:
     """A model under observation.  Made by ``fxgrad.watch``; also a context manager."""
 
-    def __init__(
-        self, model: nn.Module, *, every: int, level: Level, capture: str, one_shot: bool = False
-    ) -> None:
+    def __init__(self, model: nn.Module, *, every: int, level: Level, capture: str, one_shot: bool = False) -> None:
         """``one_shot``: for a single call, which may lie above an outer watch on the same model."""
         if not one_shot:
             refuse_unwatchable(model)
@@ -45,7 +43,7 @@ class Watch:
 
     def _install(self) -> None:
         with _installing:
-            self._forward = torch.compiler.disable(self._observe, recursive=True)
+            self._forward = torch.compiler.disable(self._observe, recursive=True)  # type: ignore[no-untyped-call]
             ours = {
                 "forward": self._forward, "__deepcopy__": self._deepcopy, "__reduce_ex__": self._reduce, _MARK: self,
             }  # fmt: skip

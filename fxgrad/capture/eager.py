@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
 
+from fxgrad.capture.calls import frozen, function_word, fx_op, named_arguments, same_call
 from fxgrad.capture.captured import (
     Call,
     ModuleSpan,
@@ -31,13 +32,12 @@ from fxgrad.capture.captured import (
     describe_output,
 )
 from fxgrad.capture.modules import ModuleMap, Place
-from fxgrad.capture.names import METADATA, op_word, operator_of, source_line
+from fxgrad.capture.names import METADATA, source_line
 from fxgrad.capture.recomputation import Recomputation, is_recomputed
 from fxgrad.structure import tensors_in
 from fxgrad.torch_private import base_of, functorch_active, version_of, without_torch_function
 
 _WRITES_ITEM = torch.Tensor.__setitem__
-_NOT_REFLECTED = frozenset({"__repr__", "__reduce__", "__reduce_ex__", "__reversed__", "__rshift__"})
 _WORDS: dict[Any, str] = {}  # of torch's functions, which live as long as the process
 
 
@@ -59,11 +59,11 @@ class Session(TorchFunctionMode):
     Args:
         modules: the model's paths.
         recording: takes the probes; ``put`` is how a probe is put on a tensor.
-        put: ``(recording, tensor, site index) -> None``.
+        put: ``(recording, tensor, site index) -> hook``.
         previous: the plan of an earlier call; where this call runs the same way, its parts are used again.
     """
 
-    def __init__(self, modules: ModuleMap, recording: Any, put: Callable[..., None], previous: Plan | None) -> None:
+    def __init__(self, modules: ModuleMap, recording: Any, put: Callable[..., Any], previous: Plan | None) -> None:
         super().__init__()
         self.modules = modules
         self.recording = recording
@@ -189,7 +189,7 @@ class Session(TorchFunctionMode):
             return func(*args, **kwargs)
         word = _WORDS.get(func)
         if word is None:
-            word = _WORDS[func] = _word(func)
+            word = _WORDS[func] = function_word(func)
         if word in METADATA or functorch_active():
             # Wrapped tensors have no gradient of their own; what comes out of a transform is external.
             return func(*args, **kwargs)
@@ -218,15 +218,15 @@ class Session(TorchFunctionMode):
         number = len(self.calls)
         old = self._old[number] if self._same and number < len(self._old) else None
         enabled = torch.is_grad_enabled()
-        if old is None or not _same_call(old, stem, func, refs, found, enabled):
+        if old is None or not same_call(old, stem, func, refs, found, enabled):
             self._same = False
             if op == "call":
-                op, target = _fx_op(func, word)
+                op, target = fx_op(func, word)
             old = Call(
                 op, target, word, stem, self._path, self._type, func, refs, self._template(args),
                 {key: self._template(value) for key, value in kwargs.items()},
                 tuple(describe_output(position, tensor) for position, tensor in found),
-                self._source(), enabled, op == "call_module" and _frozen(self.modules.root.get_submodule(target)),
+                self._source(), enabled, op == "call_module" and frozen(self.modules.root.get_submodule(target)),
                 tuple(self._seen(tensor) for _, tensor in found),
             )  # fmt: skip
         self.calls.append(old)
@@ -308,7 +308,7 @@ class Session(TorchFunctionMode):
         """The known values that an external value was computed from, found in the autograd graph."""
         owners = {k.tensor().grad_fn: k.ref for k in self._known.values() if k.requires_grad and k.tensor() is not None}  # type: ignore[union-attr]
         owners.pop(None, None)
-        queue, seen, found = [tensor.grad_fn], set(), []
+        queue, seen, found = [tensor.grad_fn], set[Any](), list[Ref]()
         while queue and len(seen) < 256:  # noqa: PLR2004  # a bound for huge external graphs; the edges are an aid
             node = queue.pop(0)
             for previous, _ in node.next_functions if node is not None else ():
@@ -352,50 +352,3 @@ class Session(TorchFunctionMode):
         if known.site >= 0:
             self.recording.untold.add(known.site)
             self.lost.add(known.ref)
-
-
-def named_arguments(args: tuple[Any, ...], kwargs: dict[str, Any], names: list[str]) -> list[tuple[str, Any]]:
-    """The arguments of a forward call with their names; further positional ones are ``args[n]``."""
-    listed = [
-        (names[index] if index < len(names) else f"args[{index - len(names)}]", value)
-        for index, value in enumerate(args)
-    ]
-    return listed + list(kwargs.items())
-
-
-def _word(func: Callable[..., Any]) -> str:
-    """The op word; a reflected operator's begins with two underscores, the attribute ``.grad`` says nothing."""
-    name = getattr(func, "__name__", "")
-    word = op_word(func)
-    if name == "__get__" and word == "grad":
-        return "shape"
-    return f"__{word}" if name.startswith("__r") and name not in _NOT_REFLECTED else word
-
-
-def _same_call(
-    old: Call, stem: str, func: Any, refs: tuple[Ref | None, ...], found: list[tuple[str, Tensor]], enabled: bool
-) -> bool:
-    if old.key_stem != stem or old.refs != refs or old.function != func or old.grad_enabled != enabled:
-        return False
-    if len(old.outputs) != len(found):
-        return False
-    for output, (position, tensor) in zip(old.outputs, found, strict=True):
-        if output.position != position or output.requires_grad != tensor.requires_grad or output.dtype != tensor.dtype:
-            return False
-    return True
-
-
-def _fx_op(func: Callable[..., Any], word: str) -> tuple[str, Any]:
-    """How torch.fx would write the call: methods by name, operators and functions by object."""
-    operator = operator_of(word)
-    if operator is not None:
-        return "call_function", operator
-    if torch.overrides.is_tensor_method_or_property(func):
-        return "call_method", word
-    return "call_function", func
-
-
-def _frozen(module: nn.Module) -> bool:
-    """Whether the module has parameters and none of them requires a gradient."""
-    parameters = list(module.parameters())
-    return bool(parameters) and not any(parameter.requires_grad for parameter in parameters)

@@ -75,7 +75,8 @@ def qualified(function: Callable[..., Any]) -> str:
 
 def operator_of(word: str) -> Callable[..., Any] | None:
     """The function of ``operator`` for a getitem or setitem, which torch.fx writes as operators."""
-    return {"getitem": operator.getitem, "setitem": operator.setitem}.get(word)
+    operators: dict[str, Callable[..., Any]] = {"getitem": operator.getitem, "setitem": operator.setitem}
+    return operators.get(word)
 
 
 class Keys:

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.overrides import TorchFunctionMode
 
-from fxgrad.capture.eager import named_arguments
+from fxgrad.capture.calls import named_arguments
 from fxgrad.capture.guards import Guards, ModuleGuard, class_guards, code_guards
 from fxgrad.capture.modules import ModuleMap
 from fxgrad.capture.names import METADATA, from_torch, is_leaf, of_the_user, source_line
@@ -156,7 +156,10 @@ class FaithfulTracer(fx.Tracer):
         ]
 
     def create_args_for_root(
-        self, root_fn: Callable[..., Any], is_module: bool, concrete_args: Any = None  # noqa: FBT001  # fx's signature
+        self,
+        root_fn: Callable[..., Any],
+        is_module: bool,
+        concrete_args: Any = None,  # noqa: FBT001  # fx's signature
     ) -> Any:
         """Placeholders in the structure of the real arguments."""
         del is_module, concrete_args
@@ -233,7 +236,7 @@ class FaithfulTracer(fx.Tracer):
         self.spans.append(span)
         return span.outputs
 
-    def create_node(self, kind: str, target: Any, *rest: Any, **named: Any) -> fx.Node:  # type: ignore[override]
+    def create_node(self, kind: str, target: Any, *rest: Any, **named: Any) -> fx.Node:
         """Note where a node comes from; put a node where the gradient mode was switched."""
         if kind not in ("placeholder", "get_attr", "output"):
             self._switch()

@@ -1,0 +1,61 @@
+"""Facts of a call that need no session: its word, its torch.fx op, whether it is the call of an earlier step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fxgrad.capture.captured import Call, Ref
+from fxgrad.capture.names import op_word, operator_of
+
+_NOT_REFLECTED = frozenset({"__repr__", "__reduce__", "__reduce_ex__", "__reversed__", "__rshift__"})
+
+
+def named_arguments(args: tuple[Any, ...], kwargs: dict[str, Any], names: list[str]) -> list[tuple[str, Any]]:
+    """The arguments of a forward call with their names; further positional ones are ``args[n]``."""
+    listed = [
+        (names[index] if index < len(names) else f"args[{index - len(names)}]", value)
+        for index, value in enumerate(args)
+    ]
+    return listed + list(kwargs.items())
+
+
+def function_word(func: Callable[..., Any]) -> str:
+    """The op word; a reflected operator's begins with two underscores, the attribute ``.grad`` says nothing."""
+    name = getattr(func, "__name__", "")
+    word = op_word(func)
+    if name == "__get__" and word == "grad":
+        return "shape"
+    return f"__{word}" if name.startswith("__r") and name not in _NOT_REFLECTED else word
+
+
+def same_call(
+    old: Call, stem: str, func: Any, refs: tuple[Ref | None, ...], found: list[tuple[str, Tensor]], enabled: bool
+) -> bool:
+    if old.key_stem != stem or old.refs != refs or old.function != func or old.grad_enabled != enabled:
+        return False
+    if len(old.outputs) != len(found):
+        return False
+    for output, (position, tensor) in zip(old.outputs, found, strict=True):
+        if output.position != position or output.requires_grad != tensor.requires_grad or output.dtype != tensor.dtype:
+            return False
+    return True
+
+
+def fx_op(func: Callable[..., Any], word: str) -> tuple[str, Any]:
+    """How torch.fx would write the call: methods by name, operators and functions by object."""
+    operator = operator_of(word)
+    if operator is not None:
+        return "call_function", operator
+    if torch.overrides.is_tensor_method_or_property(func):
+        return "call_method", word
+    return "call_function", func
+
+
+def frozen(module: nn.Module) -> bool:
+    """Whether the module has parameters and none of them requires a gradient."""
+    parameters = list(module.parameters())
+    return bool(parameters) and not any(parameter.requires_grad for parameter in parameters)

@@ -1,0 +1,49 @@
+"""What passes between the stages: frozen dataclasses, and the protocol of a sink.
+
+Nothing here imports torch, so that a saved flow can be read, compared and drawn without it.
+
+Units and conventions, used everywhere in the package:
+
+* ``gradient``: dL/d(value), of the shape of the value.  No loss scale is divided out.
+* ``l2_norm``: square root of the sum of squared moduli; ``rms``: ``l2_norm / sqrt(numel)``;
+  ``max_abs``: the largest modulus.  All dimensionless numbers of the loss's unit per unit of the value.
+* a *site* is written ``key`` + ``output_position``: ``"lstm[1][0]"`` is the first tensor of the second
+  element that the node ``lstm`` returned, ``"head"`` the only tensor that ``head`` returned.
+"""
+
+from __future__ import annotations
+
+from fxgrad.schema.flow import CaptureReport, EventInfo, GradientFlow, Sink
+from fxgrad.schema.records import (
+    BlindSpot,
+    Consumer,
+    Edge,
+    ModuleCall,
+    ModuleFlow,
+    Node,
+    ParameterRecord,
+    Site,
+    Statistics,
+)
+from fxgrad.schema.words import REASONS, FrontEnd, Level, NormWord, Reason
+
+__all__ = [
+    "REASONS",
+    "BlindSpot",
+    "CaptureReport",
+    "Consumer",
+    "Edge",
+    "EventInfo",
+    "FrontEnd",
+    "GradientFlow",
+    "Level",
+    "ModuleCall",
+    "ModuleFlow",
+    "Node",
+    "NormWord",
+    "ParameterRecord",
+    "Reason",
+    "Sink",
+    "Site",
+    "Statistics",
+]

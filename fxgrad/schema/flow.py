@@ -1,0 +1,151 @@
+"""The flow: the measured facts of one backward event over the whole graph."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from fxgrad.schema.records import BlindSpot, Edge, ModuleCall, ModuleFlow, Node, ParameterRecord, Site
+from fxgrad.schema.words import FrontEnd, Level
+
+if TYPE_CHECKING:
+    import networkx
+    from rich.table import Table
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureReport:
+    """How the graph was obtained.
+
+    Attributes:
+        front_end: which one ran in the measured step.
+        reason: why that one, in words.
+        refused: front ends that were tried and could not be used, each with its reason in words.
+        model: class name of the model.
+        training: the model's ``training`` flag during the measured forward.
+        torch_version: version of torch that ran it.
+    """
+
+    front_end: FrontEnd
+    reason: str
+    model: str
+    training: bool
+    torch_version: str
+    refused: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class EventInfo:
+    """Which backward event was measured.
+
+    Attributes:
+        backward: number of the backward event since watching began, from 0.
+        forward: number of the forward call that it ran through, from 0.
+        loss: how the loss came about, in words.
+        level: statistics level.
+    """
+
+    backward: int
+    forward: int
+    loss: str
+    level: Level
+
+
+def _late(module: str, function: str) -> Any:
+    """A function of a stage above this one, looked up when called: the data may not import who presents it."""
+    return getattr(importlib.import_module(module), function)
+
+
+@dataclass(frozen=True, slots=True)
+class GradientFlow:
+    """The measured facts of one backward event over the whole graph.  Immutable and comparable.
+
+    Attributes:
+        nodes: every node that returned a tensor, and the output, in the order in which they ran.
+        sites: every floating or complex tensor that a node returned, in that order, measured or not.
+        edges: which value goes from which node to which.
+        parameters: one record per parameter.
+        blind_spots: everything without a measured gradient, with its reason.
+        calls: the module calls, in the order in which they returned.
+        capture: which front end ran, and why.
+        event: which backward event this is.
+    """
+
+    nodes: tuple[Node, ...]
+    sites: tuple[Site, ...]
+    edges: tuple[Edge, ...]
+    parameters: tuple[ParameterRecord, ...]
+    blind_spots: tuple[BlindSpot, ...]
+    capture: CaptureReport
+    event: EventInfo
+    calls: tuple[ModuleCall, ...] = field(default=())
+
+    def __iter__(self) -> Iterator[Site]:
+        """The sites, in forward order."""
+        return iter(self.sites)
+
+    def __len__(self) -> int:
+        """Number of sites."""
+        return len(self.sites)
+
+    def site(self, name: str) -> Site:
+        """The node site with this id (``"lstm[0]"``), or else this key or torch.fx name.
+
+        Raises:
+            fxgrad.errors.SiteNotFoundError: there is none; the message lists near names.
+        """
+        found: Site = _late("fxgrad.graph", "find_site")(self, name)
+        return found
+
+    def modules(self) -> tuple[ModuleFlow, ...]:
+        """Gradient in, gradient out and gain of every module call, by full path, in forward order."""
+        found: tuple[ModuleFlow, ...] = _late("fxgrad.graph", "module_flows")(self)
+        return found
+
+    def to_networkx(self) -> networkx.DiGraph[str]:
+        """A DiGraph with one node per graph node and all statistics as plain attributes (GraphML-ready)."""
+        graph: networkx.DiGraph[str] = _late("fxgrad.graph", "to_networkx")(self)
+        return graph
+
+    def to_dot(self, path: str | Path | None = None, **options: Any) -> str:
+        """Graphviz DOT text (see ``fxgrad.render.dot.PictureOptions``), also written to ``path`` if given."""
+        text: str = _late("fxgrad.render.dot", "to_dot")(self, path, **options)
+        return text
+
+    def to_svg(self, path: str | Path | None = None, **options: Any) -> str:
+        """The picture as SVG text, also written to ``path`` if given; options as for ``to_dot``."""
+        text: str = _late("fxgrad.render.svg", "to_svg")(self, path, **options)
+        return text
+
+    def to_json(self, path: str | Path | None = None) -> str:
+        """Versioned strict JSON, also written to ``path`` if given."""
+        text: str = _late("fxgrad.store", "to_json")(self, path)
+        return text
+
+    def table(self, **options: Any) -> Table:
+        """A rich table in backward order with the drops that matter marked."""
+        found: Table = _late("fxgrad.render.text", "table")(self, **options)
+        return found
+
+    def __rich__(self) -> Table:
+        """What rich prints for a flow: its table."""
+        return self.table()
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows for a flow: the picture, or the table where Graphviz is missing."""
+        text: str = _late("fxgrad.render.svg", "notebook_html")(self)
+        return text
+
+
+class Sink(Protocol):
+    """What a probe calls with a gradient."""
+
+    def __call__(self, site: int, gradient: Any) -> Any | None:
+        """Take the ``gradient`` (a tensor) of the site with this number.
+
+        Returns None to leave the gradient alone, or a replacement of the same shape, dtype and device.
+        """
+        ...

@@ -1,0 +1,38 @@
+"""The words that have fixed meanings: statistics levels, norms, front ends, blind-spot reasons."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+Level = Literal["norm", "full"]
+NormWord = Literal["l2_norm", "rms", "max_abs"]
+FrontEnd = Literal["symbolic", "eager"]
+Reason = Literal[
+    "integer",
+    "no_grad_required",
+    "no_grad_region",
+    "detached",
+    "frozen",
+    "output_unused",
+    "not_reached",
+    "inside_leaf",
+    "changed_through_view",
+    "statistic_failed",
+    "no_backward",
+]
+
+#: What each blind-spot reason means, in a sentence that a report can print.
+REASONS: Mapping[Reason, str] = {
+    "integer": "the value is an integer or boolean tensor, which has no gradient",
+    "no_grad_required": "nothing that the value depends on requires a gradient",
+    "no_grad_region": "the value was computed where gradients were switched off",
+    "detached": "the value was cut off from the graph by a detaching call",
+    "frozen": "the value depends only on frozen parameters and on inputs that require no gradient",
+    "output_unused": "no result that the loss uses depends on this output",
+    "not_reached": "the value requires a gradient, but the backward pass never came to it",
+    "inside_leaf": "the value lives inside a module or function that is observed as one node",
+    "changed_through_view": "the value was changed in place through a view, so autograd replaced its node",
+    "statistic_failed": "the gradient arrived, but no statistic could be computed of it",
+    "no_backward": "no backward pass has run through this forward call",
+}
