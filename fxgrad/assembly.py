@@ -146,10 +146,12 @@ class _Sites:
                 site = self.number.get(ref)
                 if site is not None and self.statistics(site) is not None:
                     continue
-                reason, more = self._reason(ref, site, ref in reached)
+                reason, more = self._reason(ref, site, reached=ref in reached)
                 self.reasons[ref] = (reason, REASONS[reason] + (f" ({more})" if more else ""))
 
-    def _reason(self, ref: Ref, site: int | None, reached: bool) -> tuple[Reason, str]:
+    def _reason(  # noqa: PLR0911  # one return a reason, in the order in which they exclude each other
+        self, ref: Ref, site: int | None, *, reached: bool
+    ) -> tuple[Reason, str]:
         call = self.plan.calls[ref.call]
         if site is None:
             return "integer", ""

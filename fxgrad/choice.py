@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from fxgrad.capture.agreement import Disagreement, agree, node_word
+from fxgrad.capture.agreement import DisagreementError, agree, node_word
 from fxgrad.capture.captured import Plan
 from fxgrad.capture.guards import snapshot
 from fxgrad.capture.modules import ModuleMap
@@ -154,7 +154,7 @@ class Chooser:
             return None
         try:
             return self._take_over(key, candidate[1], args, kwargs, names)
-        except (CaptureError, Disagreement) as error:
+        except (CaptureError, DisagreementError) as error:
             self._refused["symbolic"] = str(error)
             self._reason = f"symbolic was refused: {error}"
             return None

@@ -48,12 +48,12 @@ class Instrumented(fx.GraphModule):
     def recompile(self) -> Any:
         """Regenerate the code of the graph; calls go on through the guards and the recorder."""
         code = super().recompile()
-        kind = type(self)
+        kind: Any = type(self)
         kind.graph_forward = kind.forward
-        kind.forward = _OBSERVED  # type: ignore[method-assign]
+        kind.forward = _OBSERVED
         return code
 
-    def train(self, mode: bool = True) -> Instrumented:
+    def train(self, mode: bool = True) -> Instrumented:  # noqa: FBT001, FBT002  # nn.Module's own signature
         """Set training mode, on the model too."""
         super().train(mode)
         engine = self.__dict__.get("_engine")

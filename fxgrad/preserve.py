@@ -23,7 +23,7 @@ def preserved(model: nn.Module, inputs: Iterable[Tensor]) -> Iterator[None]:
 
     Parameters are not copied.  A forward that writes into a parameter is reported by a warning.
     """
-    buffers = [(buffer, version_of(buffer), buffer.detach().clone()) for buffer in _unique(model.buffers())]
+    buffers = [(buffer, buffer.detach().clone()) for buffer in _unique(model.buffers())]
     leaves = [t for t in _unique((*model.parameters(), *inputs)) if t.requires_grad and t.is_leaf]
     grads = [(leaf, leaf.grad) for leaf in leaves]
     versions = [(name, parameter, version_of(parameter)) for name, parameter in model.named_parameters()]
@@ -36,8 +36,8 @@ def preserved(model: nn.Module, inputs: Iterable[Tensor]) -> Iterator[None]:
         for leaf, grad in grads:
             leaf.grad = grad
         with torch.no_grad():
-            for buffer, version, value in buffers:
-                if version_of(buffer) != version:
+            for buffer, value in buffers:
+                if not torch.equal(buffer, value):  # batch_norm writes without counting up the version
                     buffer.copy_(value)
         _warn_of_changed(versions)
 

@@ -10,11 +10,14 @@ import torch
 from torch import Tensor
 
 
+_DEPTH = 8  # a bound, for structures that contain themselves
+
+
 def tensors_in(value: Any, position: str = "", depth: int = 0) -> Iterator[tuple[str, Tensor]]:
     """Every tensor in a tensor, tuple, list, dict or dataclass, with its position in it."""
     if isinstance(value, Tensor):
         yield position, value
-    elif isinstance(value, torch.Size) or depth > 8:  # a bound, for structures that contain themselves
+    elif isinstance(value, torch.Size) or depth > _DEPTH:
         return
     elif isinstance(value, (tuple, list)):
         for index, item in enumerate(value):

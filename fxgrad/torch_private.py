@@ -76,8 +76,8 @@ def _thread_number() -> int:
 
 
 #: A number of the backward pass that runs in this thread, the same in all its device threads.
-#: ``torch._C._current_graph_task_id``: two concurrent backwards cannot be told apart without it, so the fall-back is the
-#: thread, which is right for one device.
+#: ``torch._C._current_graph_task_id``: two concurrent backwards cannot be told apart without it, so the fall-back is
+#: the thread, which is right for one device.
 current_backward: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", _thread_number)  # noqa: SLF001
 
 
@@ -123,5 +123,4 @@ def acts_after_accumulation(parameter: Tensor) -> bool:
 
 def compiled_original(module: nn.Module) -> nn.Module | None:
     """The model inside of a ``torch.compile``d module, or None (``OptimizedModule._orig_mod``)."""
-    inner = children_of(module).get("_orig_mod") if type(module).__name__ == "OptimizedModule" else None
-    return inner
+    return children_of(module).get("_orig_mod") if type(module).__name__ == "OptimizedModule" else None

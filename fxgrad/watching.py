@@ -137,7 +137,7 @@ class Watch:
             stacklevel=2,
         )
 
-    def __enter__(self) -> Watch:
+    def __enter__(self) -> Watch:  # noqa: PYI034  # Self is no part of typing before Python 3.11
         """The watch itself."""
         return self
 

@@ -70,7 +70,7 @@ def plain_run(
     result = RunResult()
     torch.manual_seed(seed)
     try:
-        output = (call or model)(*args, **kwargs)
+        output = (model if call is None else call)(*args, **kwargs)
         result.structure = structure_of(output)
         found = list(tensors_in(output))
         result.outputs = [(place, tensor.detach().clone()) for place, tensor in found]

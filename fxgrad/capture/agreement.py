@@ -38,7 +38,7 @@ class _Built(NamedTuple):
 _UNKNOWN = _Unknown()
 
 
-class Disagreement(Exception):
+class DisagreementError(Exception):
     """Where trace and record differ, in words."""
 
 
@@ -46,7 +46,7 @@ def agree(trace: Trace, plan: Plan) -> dict[fx.Node, int]:
     """Which call of the record each node of the trace is.
 
     Raises:
-        Disagreement: they differ; the message says where.
+        DisagreementError: they differ; the message says where.
     """
     return _Comparison(plan).run(trace.graph)
 
@@ -89,14 +89,14 @@ class _Comparison:
                 self._call(node)
         if self.next != len(self.calls):
             message = f"the record has {self.calls[self.next].key_stem} where the trace has ended"
-            raise Disagreement(message)
+            raise DisagreementError(message)
         return self.found
 
     def _take(self, node: fx.Node, op: str) -> None:
         call = self._peek()
         if call is None or call.op != op:
             message = f"the trace has {node.name} ({node.op}) where the record has {call.key_stem if call else 'ended'}"
-            raise Disagreement(message)
+            raise DisagreementError(message)
         self._accept(node, call)
 
     def _peek(self) -> Call | None:
@@ -106,7 +106,7 @@ class _Comparison:
         call = self._peek()
         if call is not None and call.op == "external":
             message = f"{call.key_stem} ({call.source}) is code that no trace can hold"
-            raise Disagreement(message)
+            raise DisagreementError(message)
         stem = node_stem(node)
         if call is not None and call.key_stem == stem and self._same_arguments(node, call):
             self._check_mode(node, call)
@@ -117,13 +117,13 @@ class _Comparison:
             message = f"the trace has {stem} ({node.meta['fxgrad']['source']}) where the model ran {seen}"
             if call is not None and call.key_stem == stem:
                 message = f"the arguments of {stem} ({call.source}) differ between the trace and the model's run"
-            raise Disagreement(message)
+            raise DisagreementError(message)
         self.env[node] = self._element(node)
 
     def _check_mode(self, node: fx.Node, call: Call) -> None:
         if node.meta["fxgrad"]["grad_enabled"] != call.grad_enabled:
             message = f"gradients are on in one and off in the other at {call.key_stem} ({call.source})"
-            raise Disagreement(message)
+            raise DisagreementError(message)
 
     def _accept(self, node: fx.Node, call: Call) -> None:
         number = self.next
@@ -174,10 +174,10 @@ class _Comparison:
         call = self._peek()
         if call is None or call.op != "output":
             message = f"the trace has ended where the model ran {call.key_stem if call else 'nothing'}"
-            raise Disagreement(message)
+            raise DisagreementError(message)
         if not self._same(node.args[0], call.args[0]):
             message = "the trace returns other values than the model did"
-            raise Disagreement(message)
+            raise DisagreementError(message)
         self._accept(node, call)
 
     # ---- arguments -------------------------------------------------------------------------------------------

@@ -32,10 +32,11 @@ def function_word(func: Callable[..., Any]) -> str:
     return f"__{word}" if name.startswith("__r") and name not in _NOT_REFLECTED else word
 
 
-def same_call(
-    old: Call, stem: str, func: Any, refs: tuple[Ref | None, ...], found: list[tuple[str, Tensor]], enabled: bool
-) -> bool:
-    if old.key_stem != stem or old.refs != refs or old.function != func or old.grad_enabled != enabled:
+def same_call(old: Call, stem: str, func: Any, refs: tuple[Ref | None, ...], found: list[tuple[str, Tensor]]) -> bool:
+    """Whether a call is the one that an earlier step wrote down at this place, so that its facts may be used again."""
+    if old.key_stem != stem or old.refs != refs or old.function != func:
+        return False
+    if old.grad_enabled != torch.is_grad_enabled():
         return False
     if len(old.outputs) != len(found):
         return False

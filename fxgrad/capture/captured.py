@@ -202,35 +202,34 @@ def _fx_graph(calls: list[Call]) -> tuple[fx.Graph, list[fx.Node]]:
     """A torch.fx graph with one node per call; positions in an output are part of the argument's text only."""
     graph = fx.Graph()
     made: list[fx.Node] = []
-
-    def fill(value: Any) -> Any:
-        if isinstance(value, Ref):
-            return made[value.call]
-        if isinstance(value, ParameterRef):
-            return value.name
-        if isinstance(value, Opaque):
-            return value.text
-        if isinstance(value, slice):
-            return slice(fill(value.start), fill(value.stop), fill(value.step))
-        if isinstance(value, tuple):
-            return tuple(fill(item) for item in value)
-        if isinstance(value, list):
-            return [fill(item) for item in value]
-        if isinstance(value, dict):
-            return {str(key): fill(item) for key, item in value.items()}
-        return value
-
     for call in calls:
-        op = "call_function" if call.op == "external" else call.op
-        target = _external if call.op == "external" else call.target
-        args = tuple(fill(item) for item in call.args)
+        args = () if call.op == "placeholder" else tuple(_filled(item, made) for item in call.args)
+        kwargs = {key: _filled(value, made) for key, value in call.kwargs.items()}
+        op, target = call.op, call.target
+        if op == "external" or (op == "call_function" and not callable(target)):
+            op, target = "call_function", _external
         name = call.word if call.op in ("external", "placeholder") else None
-        if op == "placeholder":
-            args = ()
-        if op == "call_function" and not callable(target):
-            target = _external
-        made.append(graph.create_node(op, target, args, {k: fill(v) for k, v in call.kwargs.items()}, name=name))
+        made.append(graph.create_node(op, target, args, kwargs, name=name))
     return graph, made
+
+
+def _filled(value: Any, made: list[fx.Node]) -> Any:  # noqa: PLR0911  # one return a type
+    """An argument with fx nodes for the values in it."""
+    if isinstance(value, Ref):
+        return made[value.call]
+    if isinstance(value, ParameterRef):
+        return value.name
+    if isinstance(value, Opaque):
+        return value.text
+    if isinstance(value, slice):
+        return slice(*(_filled(part, made) for part in (value.start, value.stop, value.step)))
+    if isinstance(value, tuple):
+        return tuple(_filled(item, made) for item in value)
+    if isinstance(value, list):
+        return [_filled(item, made) for item in value]
+    if isinstance(value, dict):
+        return {str(key): _filled(item, made) for key, item in value.items()}
+    return value
 
 
 def _external(*values: Any) -> None:

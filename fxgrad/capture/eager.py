@@ -142,7 +142,7 @@ class Session(TorchFunctionMode):
         else:
             self._path, self._type = place.path, place.type
 
-    def _leave_module(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+    def _leave_module(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         if threading.get_ident() != self._thread or not self._stack:
             return
         place, inputs = self._stack.pop()
@@ -211,14 +211,14 @@ class Session(TorchFunctionMode):
             self._add("call", func, word, f"{self._path}/{word}", func, refs, given, kwargs, found)
         return result
 
-    def _add(  # noqa: PLR0913  # the facts of one node; a dataclass would be made a second time on the hot path
+    def _add(  # noqa: PLR0913, PLR0917  # the facts of one node; a dataclass would be made a second time on the hot path
         self, op: str, target: Any, word: str, stem: str, func: Any, refs: tuple[Ref | None, ...],
         args: tuple[Any, ...], kwargs: dict[str, Any], found: list[tuple[str, Tensor]],
     ) -> None:  # fmt: skip
         number = len(self.calls)
         old = self._old[number] if self._same and number < len(self._old) else None
         enabled = torch.is_grad_enabled()
-        if old is None or not same_call(old, stem, func, refs, found, enabled):
+        if old is None or not same_call(old, stem, func, refs, found):
             self._same = False
             if op == "call":
                 op, target = fx_op(func, word)
@@ -319,7 +319,7 @@ class Session(TorchFunctionMode):
                     queue.append(previous)
         return tuple(dict.fromkeys(found))
 
-    def _template(self, value: Any) -> Any:
+    def _template(self, value: Any) -> Any:  # noqa: PLR0911  # one return a type
         if isinstance(value, Tensor):
             known = self._known.get(id(value))
             if known is not None and known.tensor() is value:

@@ -28,7 +28,7 @@ class Missing:
     """Stands for an attribute or global that is not there."""
 
 
-def snapshot(value: Any, depth: int = 0) -> Any:
+def snapshot(value: Any, depth: int = 0) -> Any:  # noqa: PLR0911  # one return a type
     """A comparable picture of Python state: simple values by value, containers and plain objects by content."""
     if isinstance(value, _SIMPLE):
         return (type(value), value)

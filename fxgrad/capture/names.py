@@ -12,6 +12,7 @@ import sys
 import sysconfig
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,10 +28,10 @@ _WORDS = {
     "rmod": "remainder", "mod": "remainder", "rand": "and", "ror": "or", "rxor": "xor",
     "subtract": "sub", "multiply": "mul",
 }  # fmt: skip
-_LIBRARY = os.path.dirname(torch.__file__) + os.sep
-_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_LIBRARY = f"{Path(torch.__file__).parent}{os.sep}"
+_OURS = f"{Path(__file__).resolve().parents[1]}{os.sep}"
 _STANDARD = sysconfig.get_path("stdlib") + os.sep
-_STOCK_MODELS = os.path.join(_OURS, "demo.py")  # written like a user's model, and to be shown like one
+_STOCK_MODELS = f"{_OURS}demo.py"  # written like a user's model, and to be shown like one
 #: Ops that say nothing about a tensor's values, so that no node is made of them.
 METADATA = frozenset({
     "size", "dim", "numel", "nelement", "ndimension", "stride", "storage_offset", "is_floating_point", "is_complex",

@@ -98,5 +98,6 @@ class Recomputation:
 
 def _same_call(before: Call, again: Call) -> bool:
     same = len(before.outputs) == len(again.outputs) and before.word == again.word and before.op == again.op
-    # Calls outside of any module of the region lie in the module that asked for the checkpoint, unknown to the second run.
+    # Calls outside of any module of the region lie in the module that asked for the checkpoint; the second run
+    # cannot know which that is.
     return same and (before.key_stem == again.key_stem or again.path == "")

@@ -158,7 +158,7 @@ class FaithfulTracer(fx.Tracer):
     def create_args_for_root(
         self,
         root_fn: Callable[..., Any],
-        is_module: bool,
+        is_module: bool,  # noqa: FBT001  # fx's signature
         concrete_args: Any = None,  # noqa: FBT001  # fx's signature
     ) -> Any:
         """Placeholders in the structure of the real arguments."""
@@ -282,7 +282,7 @@ class FaithfulTracer(fx.Tracer):
         code = frame.f_code
         file = code.co_filename
         if from_torch(file):
-            lossy = _LOSSY.get((os.path.basename(file), code.co_name))
+            lossy = _LOSSY.get((file.replace(os.sep, "/").rpartition("/")[2], code.co_name))
             if lossy is not None:
                 self.refuse(lossy)
         self.executed.setdefault(code, frame.f_globals)

@@ -31,7 +31,7 @@ class SiteHook:
         if self.index < 0:  # put on before its site was known, and it never became known
             return
         recording = self.recording
-        recording.sink.observe(recording, self.index, gradient, self.index in recording.escalated)
+        recording.sink.observe(recording, self.index, gradient, escalate=self.index in recording.escalated)
 
 
 class ParameterHook:
@@ -47,7 +47,7 @@ class ParameterHook:
     def __call__(self, gradient: Tensor) -> None:
         """Hand the gradient to the sink."""
         if self.sink.on:
-            self.sink.observe(self.sink.parameters, self.index, gradient, self.index in self.sink.escalated)
+            self.sink.observe(self.sink.parameters, self.index, gradient, escalate=self.index in self.sink.escalated)
 
 
 def put(recording: Recording, value: Tensor, index: int) -> SiteHook:

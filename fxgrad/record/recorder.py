@@ -99,7 +99,7 @@ class Recorder:
         self._count = 0
         self._free: list[Slots] = []
 
-    def observe(self, owner: Owner, index: int, gradient: Tensor, escalate: bool) -> None:
+    def observe(self, owner: Owner, index: int, gradient: Tensor, *, escalate: bool) -> None:
         """Write the statistics of ``gradient`` into the slot of site ``index`` of ``owner``.
 
         Never raises: a statistic that cannot be computed is noted with its reason.  This runs once per site and
@@ -118,11 +118,13 @@ class Recorder:
                     torch.linalg.vector_norm(gradient, out=part.fast[index])
                     part.readings[index] = (key, gradient.shape, torch.float32)
                     return
-            part.readings[index] = self._write(part, owner, index, gradient, escalate)
+            part.readings[index] = self._write(part, owner, index, gradient, escalate=escalate)
         except Exception as error:  # noqa: BLE001  # the user's backward must go on, whatever the gradient is
             part.failures[index] = f"{type(error).__name__}: {error}".splitlines()[0]
 
-    def _write(self, part: Part, owner: Owner, index: int, gradient: Tensor, escalate: bool) -> Reading:
+    def _write(
+        self, part: Part, owner: Owner, index: int, gradient: Tensor, *, escalate: bool
+    ) -> Reading:
         if functorch_active():
             message = "a torch.func transform is running, whose gradients have no storage to reduce"
             raise NotImplementedError(message)

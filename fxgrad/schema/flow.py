@@ -12,7 +12,7 @@ from fxgrad.schema.records import BlindSpot, Edge, ModuleCall, ModuleFlow, Node,
 from fxgrad.schema.words import FrontEnd, Level
 
 if TYPE_CHECKING:
-    import networkx
+    import networkx as nx
     from rich.table import Table
 
 
@@ -105,9 +105,9 @@ class GradientFlow:
         found: tuple[ModuleFlow, ...] = _late("fxgrad.graph", "module_flows")(self)
         return found
 
-    def to_networkx(self) -> networkx.DiGraph[str]:
+    def to_networkx(self) -> nx.DiGraph[str]:
         """A DiGraph with one node per graph node and all statistics as plain attributes (GraphML-ready)."""
-        graph: networkx.DiGraph[str] = _late("fxgrad.graph", "to_networkx")(self)
+        graph: nx.DiGraph[str] = _late("fxgrad.graph", "to_networkx")(self)
         return graph
 
     def to_dot(self, path: str | Path | None = None, **options: Any) -> str:

@@ -1,0 +1,485 @@
+"""``fxgrad.watch`` in the training loops that people write."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import io
+import pickle
+import threading
+import warnings
+import weakref
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
+
+import fxgrad
+from fxgrad.errors import NoFlowError, OptionError, WatchError
+
+
+class Net(nn.Module):
+    """Functional and in-place calls, a fan-out, a buffer, dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(4, 8)
+        self.bn = nn.BatchNorm1d(8)
+        self.b = nn.Linear(8, 8)
+        self.head = nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = F.relu(self.bn(self.a(x)), inplace=True)
+        h = h + self.b(h)
+        return self.head(F.dropout(h, 0.1, self.training))
+
+
+def net() -> Net:
+    torch.manual_seed(0)
+    return Net()
+
+
+def train(model: nn.Module, steps: int = 3) -> list[Tensor]:
+    """A plain loop; its final parameters."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    torch.manual_seed(1)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(torch.randn(6, 4)).square().mean().backward()
+        optimizer.step()
+    return [p.detach().clone() for p in model.parameters()]
+
+
+@pytest.mark.parametrize("capture", ["auto", "eager", "symbolic"])
+@pytest.mark.parametrize("statistics", ["norm", "full"])
+def test_training_goes_on_bit_for_bit(capture: Any, statistics: Any) -> None:
+    want = train(net())
+    model = net()
+    with fxgrad.watch(model, capture=capture, statistics=statistics) as watch:
+        got = train(model)
+    assert all(map(torch.equal, got, want))
+    assert len(watch.history) == 3
+    assert all(site.measured for site in watch.flow().sites if site.key != "input:x")
+
+
+def test_removing_gives_the_model_back() -> None:
+    model = net()
+    before = dict(model.__dict__)
+    watch = fxgrad.watch(model)
+    train(model, 1)
+    watch.remove()
+    watch.remove()
+    assert model.__dict__.keys() == before.keys()
+    assert all(not p._backward_hooks for p in model.parameters())
+    assert not watch.active
+    assert watch.flow().sites  # what was recorded stays readable
+
+
+def test_a_forward_of_the_users_own_comes_back() -> None:
+    model = net()
+    own = model.forward
+
+    def forward(x: Tensor) -> Tensor:
+        return own(x) * 2
+
+    model.forward = forward
+    with fxgrad.watch(model) as watch:
+        train(model, 3)
+    assert model.forward is forward
+    assert watch.flow().capture.front_end == "eager"  # a replaced forward is never traced
+
+
+def test_gradient_accumulation() -> None:
+    model = net()
+    with fxgrad.watch(model, statistics="full") as watch:
+        for _ in range(2):
+            model(torch.randn(6, 4)).square().mean().backward()
+    first, second = watch.history
+    assert (first.event.backward, second.event.backward) == (0, 1)
+    grads = {name: p.grad for name, p in model.named_parameters()}
+    total = {r.name: r.statistics.sum + s.statistics.sum for r, s in zip(first.parameters, second.parameters)}
+    assert total["head.bias"] == pytest.approx(grads["head.bias"].sum().item(), rel=1e-5)
+
+
+def test_several_forwards_before_one_backward() -> None:
+    model = net().eval()
+    x, y = torch.randn(3, 4), torch.randn(5, 4)
+    with fxgrad.watch(model) as watch:
+        (model(x).square().mean() + 3 * model(y).square().mean()).backward()
+    one, two = watch.history
+    assert one.event.backward == two.event.backward == 0
+    assert {one.event.forward, two.event.forward} == {0, 1}
+    shapes = {flow.event.forward: flow.sites[1].shape for flow in watch.history}
+    assert shapes == {0: (3, 8), 1: (5, 8)}
+    alone = fxgrad.gradient_flow(model, x, loss=lambda out: out.square().mean(), statistics="norm")
+    by_forward = {flow.event.forward: flow for flow in watch.history}
+    for site, want in zip(by_forward[0].sites, alone.sites, strict=True):
+        assert site.id == want.id
+        assert site.l2_norm == pytest.approx(want.l2_norm, rel=1e-5) if want.measured else not site.measured
+    assert one.parameters == two.parameters  # the parameters' gradients are the event's
+
+
+def test_validation_without_gradients_is_not_recorded() -> None:
+    model = net()
+    with fxgrad.watch(model) as watch:
+        train(model, 1)
+        with torch.no_grad():
+            model.eval()(torch.randn(2, 4))
+        with torch.inference_mode():
+            model(torch.randn(2, 4))
+        train(model.train(), 1)
+        assert len(watch.history) == 2
+
+
+def test_an_exception_between_forward_and_backward() -> None:
+    model = net()
+    with fxgrad.watch(model) as watch:
+        model(torch.randn(6, 4))  # the loop stops here, its graph is dropped
+        with pytest.raises(NoFlowError, match="backward"):
+            watch.flow()
+        with pytest.raises(RuntimeError, match="shapes"):
+            model(torch.randn(6, 5))
+        train(model, 1)
+        assert len(watch.history) == 1
+        assert watch.flow().site("head").measured
+    assert not torch.nn.modules.module._global_forward_hooks
+
+
+def test_a_second_backward_through_a_retained_graph_is_a_second_event() -> None:
+    model = net()
+    with fxgrad.watch(model) as watch:
+        loss = model(torch.randn(6, 4)).square().mean()
+        loss.backward(retain_graph=True)
+        (2 * loss).backward()
+    one, two = watch.history
+    assert (one.event.backward, two.event.backward) == (0, 1)
+    assert two.site("head").l2_norm == pytest.approx(2 * one.site("head").l2_norm, rel=1e-5)
+
+
+def test_two_losses_on_parts_of_the_graph() -> None:
+    model = net().eval()
+    with fxgrad.watch(model) as watch:
+        out = model(torch.randn(6, 4))
+        out[:, 0].sum().backward(retain_graph=True)
+        out[:, 1].sum().backward()
+    assert [flow.event.backward for flow in watch.history] == [0, 1]
+
+
+def test_frozen_then_thawed() -> None:
+    model = net()
+    model.a.requires_grad_(False)
+    with fxgrad.watch(model) as watch:
+        train(model, 2)
+        assert [r.reason for r in watch.flow().parameters][:2] == ["frozen", "frozen"]
+        model.a.requires_grad_(True)
+        train(model, 2)
+        assert all(r.measured for r in watch.flow().parameters)
+        assert watch.flow().site("a").measured
+
+
+def test_every_second_forward() -> None:
+    model = net()
+    with fxgrad.watch(model, every=2) as watch:
+        train(model, 5)
+    assert len(watch.history) == 3
+
+
+def test_pause_and_resume() -> None:
+    model = net()
+    with fxgrad.watch(model) as watch:
+        train(model, 1)
+        watch.pause()
+        train(model, 2)
+        assert all(not p._backward_hooks for p in model.parameters())
+        watch.resume()
+        train(model, 1)
+    assert len(watch.history) == 2
+
+
+# ---- nothing in the step waits for the device, and no gradient is kept --------------------------------------------
+
+
+def events_of_a_step(model: nn.Module, x: Tensor) -> list[str]:
+    with profile(activities=[ProfilerActivity.CPU]) as report:
+        model(x).square().mean().backward()
+    return [event.name for event in report.events()]
+
+
+@pytest.mark.parametrize("statistics", ["norm", "full"])
+def test_no_host_sync_in_the_step(statistics: Any) -> None:
+    model, x = net(), torch.randn(6, 4)
+    plain = events_of_a_step(model, x)
+    with fxgrad.watch(model, statistics=statistics):
+        for _ in range(2):
+            events_of_a_step(model, x)
+        watched = events_of_a_step(model, x)
+    for sync in ("aten::_local_scalar_dense", "aten::item", "aten::is_nonzero", "aten::nonzero", "aten::equal"):
+        assert watched.count(sync) == plain.count(sync), sync
+
+
+def test_one_reduction_per_site_and_no_other_kernel_at_level_norm() -> None:
+    model, x = net(), torch.randn(6, 4)
+    plain = events_of_a_step(model, x)
+    with fxgrad.watch(model) as watch:
+        for _ in range(2):
+            events_of_a_step(model, x)
+        watched = events_of_a_step(model, x)
+    flow = watch.flow()
+    measured = sum(s.measured for s in flow.sites) + sum(p.measured for p in flow.parameters)
+    assert watched.count("aten::linalg_vector_norm") - plain.count("aten::linalg_vector_norm") == measured
+    # At the end of the event the two small slot buffers (sites, parameters) are copied on the device.
+    assert watched.count("aten::clone") - plain.count("aten::clone") == 2
+
+
+def test_reading_copies_to_the_host_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = net()
+    copies: list[str] = []
+    original = Tensor.to
+
+    def to(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        if "cpu" in map(str, args):
+            copies.append(str(self.shape))
+        return original(self, *args, **kwargs)
+
+    monkeypatch.setattr(Tensor, "to", to)
+    with fxgrad.watch(model, statistics="full") as watch:
+        train(model, 2)
+        assert copies == []
+        watch.flow()
+        assert len(copies) == 1
+        watch.flow()
+        assert len(copies) == 1
+
+
+def test_no_gradient_outlives_its_hook() -> None:
+    seen: list[weakref.ref[Tensor]] = []
+    model = net()
+
+    class Spy(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            x.register_hook(lambda g: seen.append(weakref.ref(g)))
+            return x
+
+    model.b = nn.Sequential(model.b, Spy())
+    with fxgrad.watch(model, statistics="full"):
+        train(model, 2)
+        gc.collect()
+        assert seen
+        assert all(reference() is None for reference in seen)
+
+
+def test_the_graph_is_freed_after_the_backward() -> None:
+    model = net()
+    with fxgrad.watch(model):
+        out = model(torch.randn(6, 4))
+        reference = weakref.ref(out)
+        out.sum().backward()
+        del out
+        gc.collect()
+        assert reference() is None
+
+
+# ---- gradients of unusual kinds ------------------------------------------------------------------------------------
+
+
+def test_create_graph_and_a_gradient_penalty() -> None:
+    model, x = net().eval(), torch.randn(6, 4, requires_grad=True)
+
+    def penalty(m: nn.Module) -> list[Tensor]:
+        m.zero_grad()
+        out = m(x)
+        (slope,) = torch.autograd.grad(out.sum(), x, create_graph=True)
+        (slope.square().sum() + out.square().mean()).backward()
+        return [p.grad.clone() for p in m.parameters()]
+
+    want = penalty(model)
+    for capture in ("eager", "symbolic"):
+        with fxgrad.watch(model, capture=capture) as watch:  # type: ignore[arg-type]
+            assert all(map(torch.equal, penalty(model), want))
+        assert [flow.event.backward for flow in watch.history] == [0, 1]
+    assert not x._backward_hooks
+
+
+def test_sparse_embedding_gradients() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(10, 3, sparse=True), nn.Linear(3, 1))
+    ids = torch.tensor([[1, 1, 4]])
+    for statistics in ("norm", "full"):
+        with fxgrad.watch(model, statistics=statistics) as watch:  # type: ignore[arg-type]
+            model.zero_grad()
+            model(ids).square().sum().backward()
+        record = watch.flow().parameters[0]
+        dense = model[0].weight.grad.to_dense()
+        assert record.l2_norm == pytest.approx(dense.norm().item(), rel=1e-6)
+        if statistics == "full":
+            assert record.zero_count == (dense == 0).sum().item()
+            assert record.statistics.numel == 30
+
+
+def test_functional_transforms_run_plainly() -> None:
+    model, x = net().eval(), torch.randn(5, 4)
+    parameters = dict(model.named_parameters())
+
+    def loss(values: dict[str, Tensor], row: Tensor) -> Tensor:
+        return torch.func.functional_call(model, values, (row[None],)).square().sum()
+
+    per_sample = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))
+    want = per_sample(parameters, x)
+    with fxgrad.watch(model) as watch:
+        got = per_sample(parameters, x)
+        assert all(torch.equal(got[name], want[name]) for name in want)
+        with pytest.raises(NoFlowError):
+            watch.flow()
+
+
+def test_functional_call_with_other_parameters() -> None:
+    model, x = net().eval(), torch.randn(5, 4)
+    other = {name: (p * 2).detach().requires_grad_() for name, p in model.named_parameters()}
+    want = torch.func.functional_call(model, other, (x,))
+    with fxgrad.watch(model) as watch:
+        for _ in range(3):
+            got = torch.func.functional_call(model, other, (x,))
+            assert torch.equal(got, want)
+            got.sum().backward()
+        assert watch.flow().site("head").measured
+
+
+def test_a_gradient_that_cannot_be_reduced_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = net()
+
+    def broken(*_: Any) -> None:
+        raise RuntimeError("no such kernel")
+
+    monkeypatch.setattr("fxgrad.record.recorder.write_full", broken)
+    with fxgrad.watch(model, statistics="full") as watch:
+        train(model, 1)
+    spots = {spot.key: spot for spot in watch.flow().blind_spots}
+    assert spots["head"].reason == "statistic_failed"
+    assert "no such kernel" in spots["head"].detail
+    assert {record.reason for record in watch.flow().parameters} == {"statistic_failed"}
+
+
+# ---- several watchers, threads, copies -----------------------------------------------------------------------------
+
+
+def test_watching_twice_is_refused() -> None:
+    model = net()
+    with fxgrad.watch(model), pytest.raises(WatchError, match="watched already"):
+        fxgrad.watch(model)
+    fxgrad.watch(model).remove()
+
+
+@pytest.mark.parametrize("thing", [object(), nn.Linear, lambda x: x])
+def test_only_modules_can_be_watched(thing: Any) -> None:
+    with pytest.raises(WatchError, match=r"torch\.nn\.Module"):
+        fxgrad.watch(thing)
+
+
+def test_bad_options() -> None:
+    with pytest.raises(OptionError, match="'norm', 'full'"):
+        fxgrad.watch(net(), statistics="all")  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match="every"):
+        fxgrad.watch(net(), every=0)
+
+
+def test_two_models_that_share_a_module() -> None:
+    shared = nn.Linear(4, 4)
+    one, two = nn.Sequential(shared, nn.ReLU()), nn.Sequential(shared, nn.Tanh())
+    with fxgrad.watch(one) as first, fxgrad.watch(two) as second:
+        for _ in range(3):
+            one(torch.randn(2, 4)).sum().backward()
+            two(torch.randn(3, 4)).sum().backward()
+    assert [site.id for site in first.flow().sites] == ["input:input", "0", "1"]
+    assert first.flow().site("0").shape == (2, 4)
+    assert second.flow().site("0").shape == (3, 4)
+
+
+def test_a_watched_model_inside_of_a_watched_model() -> None:
+    inner = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    outer = nn.Sequential(inner, nn.Linear(4, 1))
+    with fxgrad.watch(inner) as one, fxgrad.watch(outer) as two:
+        for _ in range(3):
+            outer(torch.randn(2, 4)).sum().backward()
+    assert one.flow().site("1").l2_norm == pytest.approx(two.flow().site("0.1").l2_norm)
+
+
+def test_threads() -> None:
+    want = train(net())
+    results: dict[int, tuple[list[Tensor], int]] = {}
+
+    def work(number: int, model: nn.Module) -> None:
+        generator = torch.Generator().manual_seed(1)
+        with fxgrad.watch(model) as watch:
+            for _ in range(20):
+                model(torch.randn(6, 4, generator=generator)).square().mean().backward()
+        results[number] = ([p.grad for p in model.parameters()], len(watch.history))
+
+    models = [net().eval() for _ in range(3)]
+    threads = [threading.Thread(target=work, args=(n, m)) for n, m in enumerate(models)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(results) == 3
+    assert all(count == 20 for _, count in results.values())
+    assert all(torch.equal(a, b) for a, b in zip(results[0][0], results[1][0], strict=True))
+    assert want
+
+
+@pytest.mark.parametrize("way", ["deepcopy", "pickle", "torch.save", "nested"])
+def test_copies_of_a_watched_model_are_plain(way: str) -> None:
+    model = net()
+    with fxgrad.watch(model) as watch:
+        train(model, 2)
+        copied: nn.Module
+        if way == "deepcopy":
+            copied = copy.deepcopy(model)
+        elif way == "pickle":
+            data = pickle.dumps(model)
+            assert b"fxgrad" not in data
+            copied = pickle.loads(data)  # noqa: S301  # our own bytes
+        elif way == "torch.save":
+            file = io.BytesIO()
+            torch.save(model, file)
+            assert b"fxgrad" not in file.getvalue()
+            file.seek(0)
+            copied = torch.load(file, weights_only=False)
+        else:
+            copied = pickle.loads(pickle.dumps(nn.Sequential(model)))[0]  # noqa: S301
+        assert "forward" not in copied.__dict__
+        count = len(watch.history)
+        copied(torch.randn(6, 4)).sum().backward()
+        assert len(watch.history) == count  # a copy does not write into the original's record
+        train(model, 1)
+        assert len(watch.history) == count + 1  # and the original is still watched
+    assert copied.state_dict().keys() == model.state_dict().keys()
+
+
+def test_saving_an_output_warns_of_no_hook_of_ours() -> None:
+    model = nn.Sequential(nn.Linear(4, 1))
+    x = torch.randn(2, 4, requires_grad=True)
+    with fxgrad.watch(model), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model(x)
+        torch.save(x, io.BytesIO())
+
+
+# ---- norms that the accumulator cannot hold ------------------------------------------------------------------------
+
+
+def test_what_norm_cannot_tell_is_measured_in_full_next_time() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+    with fxgrad.watch(model) as watch:
+        for scale in (1e-30, 1e-30):
+            (model(torch.randn(3, 4)).sum() * scale).backward()
+            flow = watch.flow()
+            if flow.event.backward == 0:
+                assert flow.site("1").statistics.outside_range
+    site = watch.flow().site("1")
+    assert site.statistics.level == "full"
+    assert site.l2_norm == pytest.approx(1e-30 * 3**0.5, rel=1e-5)
+    record = next(r for r in watch.flow().parameters if r.name == "1.bias")
+    assert record.l2_norm == pytest.approx(3e-30, rel=1e-5)
