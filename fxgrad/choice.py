@@ -155,7 +155,8 @@ class Chooser:
         try:
             return self._take_over(key, candidate[1], args, kwargs, names)
         except (CaptureError, DisagreementError) as error:
-            self._refused["symbolic"] = str(error)
+            if isinstance(error, CaptureError) or self._captures >= _CAPTURES:
+                self._refused["symbolic"] = str(error)
             self._reason = f"symbolic was refused: {error}"
             return None
 

@@ -116,7 +116,10 @@ class _Comparison:
             seen = f"{call.key_stem} ({call.source})" if call is not None else "ended"
             message = f"the trace has {stem} ({node.meta['fxgrad']['source']}) where the model ran {seen}"
             if call is not None and call.key_stem == stem:
-                message = f"the arguments of {stem} ({call.source}) differ between the trace and the model's run"
+                message = (
+                    f"the arguments of {stem} ({call.source}) differ: {_shown(node.args)} in the trace, "
+                    f"{_shown(call.args)} in the model's own run before"
+                )
             raise DisagreementError(message)
         self.env[node] = self._element(node)
 
@@ -251,6 +254,12 @@ class _Comparison:
         while value in self.moved and self.moved[value] != value:
             value = self.moved[value]
         return value
+
+
+def _shown(args: Any) -> str:
+    """Arguments with their constants and a word for each tensor, short."""
+    words = ["tensor" if isinstance(a, (fx.Node, Ref, ParameterRef)) else repr(a)[:40] for a in args]
+    return f"({', '.join(words)})"
 
 
 def _holds_tensor(seen: Any) -> bool:
