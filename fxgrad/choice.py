@@ -118,14 +118,15 @@ class Chooser:
             tuple(self._refused.items()),
         )  # fmt: skip
 
+    @property
+    def compares(self) -> bool:
+        """Whether a trace may still be compared with what eager records."""
+        open_ = self.capture == "auto" and not self.one_shot and self._captures < _CAPTURES
+        return open_ and "symbolic" not in self._refused
+
     def ran_eagerly(self, plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Eager recorded ``plan``; the next call with such arguments may be symbolic."""
-        if (
-            self.capture == "auto"
-            and not self.one_shot
-            and self._captures < _CAPTURES
-            and "symbolic" not in self._refused
-        ):
+        if self.compares:
             self._candidate = (snapshot((args, kwargs)), plan)
 
     def _guarded(self, key: Any) -> tuple[Symbolic | None, str | None]:

@@ -114,7 +114,9 @@ class Engine:
     def _run_eager(self, recording: Recording, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._previous is not None:
             recording.escalated = frozenset(self._previous.escalated)
-        session = Session(self.modules, recording, put, self._previous)
+        # Constants are written down anew as long as a trace may be compared with them.
+        previous = None if self.chooser.compares else self._previous
+        session = Session(self.modules, recording, put, previous)
         result = session.run(self.forward, args, kwargs, self._names)
         self._previous = recording.plan
         self.chooser.ran_eagerly(recording.plan, args, kwargs)

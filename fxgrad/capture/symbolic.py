@@ -225,6 +225,7 @@ class FaithfulTracer(fx.Tracer):
             return self.create_proxy("call_module", place.path, args, kwargs)
         if has_hooks(m) or "forward" in m.__dict__ or type(m).__call__ is not nn.Module.__call__:
             self.refuse(f"module {place.path} has hooks or a forward of its own, which must see real tensors")
+            raise CaptureError(self.refusals[-1])  # not to be run with proxies, not even once
         self.inlined[id(m)] = (place.path, m)
         span = Span(place.path, place.type, len(self.graph.nodes), 0, (args, kwargs), None)
         self._stack.append((place.path, place.type))

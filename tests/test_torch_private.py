@@ -1,0 +1,108 @@
+"""Every private name of torch that fxgrad uses still does what it is used for."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from fxgrad import torch_private
+
+
+def test_our_own_calls_are_not_intercepted() -> None:
+    class Refuse(TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            raise AssertionError(func)
+
+    x = torch.ones(2)
+    with Refuse(), torch_private.without_torch_function():
+        assert (x + 1).sum() == 4  # noqa: PLR2004
+
+
+def test_a_functorch_transform_is_seen() -> None:
+    seen: list[bool] = []
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        seen.append(torch_private.functorch_active())
+        return x.sum()
+
+    torch.func.grad(f)(torch.ones(2))
+    torch.func.vmap(f)(torch.ones(2, 2))
+    f(torch.ones(2))
+    assert seen == [True, True, False]
+
+
+def test_versions_and_bases() -> None:
+    x = torch.zeros(4)
+    view = x[:2]
+    assert torch_private.base_of(view) is x
+    assert torch_private.base_of(x) is None
+    before = torch_private.version_of(view)
+    x.add_(1)
+    assert torch_private.version_of(view) == before + 1
+
+
+def test_the_end_of_a_backward_is_announced() -> None:
+    log: list[str] = []
+    x = torch.ones(2, requires_grad=True)
+    y = x * 2
+    y.register_hook(lambda _: log.append(str(torch_private.at_end_of_backward(lambda: log.append("end")))))
+    x.register_hook(lambda _: log.append("leaf"))
+    y.sum().backward()
+    log.append("after")
+    assert log == ["True", "leaf", "end", "after"]
+    assert not torch_private.at_end_of_backward(lambda: None)  # outside of any backward
+
+
+def test_backwards_have_numbers() -> None:
+    numbers: list[int] = []
+    x = torch.ones(2, requires_grad=True)
+    for _ in range(2):
+        y = x * 2
+        y.register_hook(lambda _: numbers.append(torch_private.current_backward()))
+        (y * 3).sum().backward()
+    assert len(set(numbers)) == 2  # noqa: PLR2004
+
+
+def test_registries_and_hooks_of_modules() -> None:
+    model = nn.Sequential(nn.BatchNorm1d(2))
+    assert [set(r) for r in torch_private.registries_of(model)] == [{"0"}]
+    assert len(list(torch_private.registries_of(model[0]))) == 2  # noqa: PLR2004
+    assert not torch_private.has_hooks(model)
+    for register in ("register_forward_hook", "register_forward_pre_hook", "register_full_backward_hook"):
+        handle = getattr(model, register)(lambda *_: None)
+        assert torch_private.has_hooks(model), register
+        handle.remove()
+    assert list(torch_private.global_hooks()) == []
+    handle = nn.modules.module.register_module_forward_hook(lambda *_: None)
+    assert len(list(torch_private.global_hooks())) == 1
+    handle.remove()
+
+
+def test_post_accumulation_hooks_are_seen() -> None:
+    p = nn.Parameter(torch.ones(1))
+    assert not torch_private.acts_after_accumulation(p)
+    p.register_post_accumulate_grad_hook(lambda _: None)
+    assert torch_private.acts_after_accumulation(p)
+
+
+def test_the_original_inside_of_a_compiled_module() -> None:
+    model = nn.Linear(2, 2)
+    assert torch_private.compiled_original(torch.compile(model, backend="eager")) is model
+    assert torch_private.compiled_original(model) is None
+
+
+@pytest.mark.parametrize("missing", ["queue_callback"])
+def test_without_an_announced_end_events_end_all_the_same(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    import fxgrad
+
+    monkeypatch.setattr("fxgrad.record.recorder.at_end_of_backward", lambda _: False)
+    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    with fxgrad.watch(model) as watch:
+        for _ in range(3):
+            model(torch.ones(1, 2)).sum().backward()
+        loss = model(torch.ones(1, 2)).sum()
+        loss.backward(retain_graph=True)
+        loss.backward()
+        assert [flow.event.backward for flow in watch.history] == [0, 1, 2, 3, 4], missing
