@@ -1,0 +1,236 @@
+"""A flow as versioned, strict JSON: NaN and Inf are spelled, types are checked on reading, files are written whole."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import tempfile
+import types
+import typing
+from pathlib import Path
+from typing import Any
+
+from fxgrad.errors import FlowFileError
+from fxgrad.schema import GradientFlow, Node, Site
+
+FORMAT = "fxgrad-flow"
+VERSION = 1
+_SPELLED = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+
+
+def to_json(flow: GradientFlow, path: str | Path | None = None) -> str:
+    """The flow as JSON text; written to ``path`` as well if that is given.
+
+    Raises:
+        FlowFileError: the file cannot be written.
+    """
+    index = {node: number for number, node in enumerate(flow.nodes)}
+    content = {"format": FORMAT, "version": VERSION, "flow": _plain(flow, index)}
+    text = json.dumps(content, allow_nan=False, ensure_ascii=False, indent=None, separators=(",", ":")) + "\n"
+    if path is not None:
+        write_whole(Path(path), text)
+    return text
+
+
+def load(path: str | Path) -> GradientFlow:
+    """Read a flow that ``to_json`` wrote.
+
+    Raises:
+        FlowFileError: the file is missing, damaged, not a flow, or from a newer version.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        message = f"{path} cannot be read as a flow: {error}"
+        raise FlowFileError(message) from error
+    return from_json(text, str(path))
+
+
+def from_json(text: str, where: str = "the text") -> GradientFlow:
+    """The flow in ``text``; ``where`` names its origin in errors.
+
+    Raises:
+        FlowFileError: the text is damaged, not a flow, or from a newer version.
+    """
+    try:
+        content = json.loads(text, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        message = f"{where} is no flow: it is not valid JSON ({error}). Write it again with flow.to_json(path)."
+        raise FlowFileError(message) from error
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        message = f"{where} is no flow: it lacks '\"format\": \"{FORMAT}\"'. Flows are written by flow.to_json(path)."
+        raise FlowFileError(message)
+    version = content.get("version")
+    if type(version) is not int or version < 1:
+        message = f"{where} is damaged: its version is {version!r}"
+        raise FlowFileError(message)
+    if version > VERSION:
+        message = f"{where} has version {version}, newer than {VERSION}, which this fxgrad reads. Upgrade fxgrad."
+        raise FlowFileError(message)
+    try:
+        return _read_flow(content.get("flow"))
+    except _DamageError as error:
+        message = f"{where} is damaged: {error}. Write it again with flow.to_json(path)."
+        raise FlowFileError(message) from error
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a text file so that at no time a part of it is there.
+
+    Raises:
+        FlowFileError: the file cannot be written.
+    """
+    temporary = None
+    try:
+        with tempfile.NamedTemporaryFile(
+            "w", encoding="utf-8", dir=path.parent, prefix=f".{path.name[:40]}.", delete=False, newline="\n"
+        ) as file:
+            temporary = file.name
+            file.write(text)
+        os.replace(temporary, path)  # noqa: PTH105  # the atomic call itself
+    except OSError as error:
+        if temporary is not None and os.path.exists(temporary):  # noqa: PTH110
+            os.unlink(temporary)  # noqa: PTH108
+        message = f"{path} cannot be written: {error}"
+        raise FlowFileError(message) from error
+
+
+# ---- writing -------------------------------------------------------------------------------------------------------
+
+
+def _plain(value: Any, index: dict[Node, int]) -> Any:
+    """JSON values; a site's node is written as its number among the nodes."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        result = {f.name: _plain(getattr(value, f.name), index) for f in dataclasses.fields(value)}
+        if isinstance(value, Site):
+            result["node"] = index[value.node]
+        return result
+    if isinstance(value, tuple):
+        return [_plain(item, index) for item in value]
+    return value
+
+
+# ---- reading -------------------------------------------------------------------------------------------------------
+
+
+class _DamageError(Exception):
+    """What is wrong with the content, in words."""
+
+
+def _refuse_constant(word: str) -> Any:
+    message = f"{word} is no JSON"
+    raise ValueError(message)
+
+
+def _read_flow(content: Any) -> GradientFlow:
+    if not isinstance(content, dict):
+        message = "it holds no flow"
+        raise _DamageError(message)
+    nodes = _read(tuple[Node, ...], content.get("nodes"), "nodes")
+    sites = content.get("sites")
+    if not isinstance(sites, list):
+        message = "sites are missing"
+        raise _DamageError(message)
+    filled = []
+    for number, site in enumerate(sites):
+        at = site.get("node") if isinstance(site, dict) else None
+        if type(at) is not int or not 0 <= at < len(nodes):
+            message = f"sites[{number}] belongs to no node"
+            raise _DamageError(message)
+        filled.append({**site, "node": nodes[at]})
+    flow: GradientFlow = _read(GradientFlow, {**content, "nodes": nodes, "sites": filled}, "flow")
+    _check_references(flow)
+    return flow
+
+
+def _check_references(flow: GradientFlow) -> None:
+    keys = {node.key for node in flow.nodes}
+    if len(keys) != len(flow.nodes):
+        message = "two nodes have one key"
+        raise _DamageError(message)
+    named = [*((e.producer, "an edge") for e in flow.edges), *((e.consumer.key, "an edge") for e in flow.edges)]
+    named += [(spot.key, "a blind spot") for spot in flow.blind_spots]
+    for key, what in named:
+        if key not in keys:
+            message = f"{what} names the unknown node {key!r}"
+            raise _DamageError(message)
+
+
+def _read(kind: Any, value: Any, where: str) -> Any:
+    """``value`` as ``kind``, checked all the way down."""
+    origin, parts = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (typing.Union, types.UnionType):
+        return _read_union(parts, value, where)
+    if origin is typing.Literal:
+        if value not in parts:
+            message = f"{where} is {value!r}, which is none of {', '.join(map(repr, parts))}"
+            raise _DamageError(message)
+        return value
+    if origin is tuple:
+        return _read_tuple(parts, value, where)
+    if dataclasses.is_dataclass(kind):
+        return _read_dataclass(kind, value, where)
+    if kind is float:
+        return _read_float(value, where)
+    if type(value) is not kind:
+        message = f"{where} is {value!r}, but must be of type {kind.__name__}"
+        raise _DamageError(message)
+    return value
+
+
+def _read_union(kinds: tuple[Any, ...], value: Any, where: str) -> Any:
+    if value is None and type(None) in kinds:
+        return None
+    (kind,) = (k for k in kinds if k is not type(None))
+    return _read(kind, value, where)
+
+
+def _read_tuple(parts: tuple[Any, ...], value: Any, where: str) -> tuple[Any, ...]:
+    if isinstance(value, tuple):
+        return value  # read before
+    if not isinstance(value, list):
+        message = f"{where} is {value!r}, but must be a list"
+        raise _DamageError(message)
+    if len(parts) == 2 and parts[1] is Ellipsis:  # noqa: PLR2004  # tuple[X, ...]
+        return tuple(_read(parts[0], item, f"{where}[{n}]") for n, item in enumerate(value))
+    if len(parts) != len(value):
+        message = f"{where} has {len(value)} entries, but must have {len(parts)}"
+        raise _DamageError(message)
+    return tuple(_read(part, item, f"{where}[{n}]") for n, (part, item) in enumerate(zip(parts, value, strict=True)))
+
+
+def _read_dataclass(kind: Any, value: Any, where: str) -> Any:
+    if isinstance(value, kind):
+        return value  # read before
+    if not isinstance(value, dict):
+        message = f"{where} is {value!r}, but must be an object"
+        raise _DamageError(message)
+    hints = _hints(kind)
+    names = {f.name for f in dataclasses.fields(kind)}
+    if names != value.keys():
+        odd = ", ".join(sorted(names ^ value.keys()))
+        message = f"{where} lacks fields or has unknown ones ({odd})"
+        raise _DamageError(message)
+    return kind(**{name: _read(hints[name], item, f"{where}.{name}") for name, item in value.items()})
+
+
+_known_hints: dict[Any, dict[str, Any]] = {}
+
+
+def _hints(kind: Any) -> dict[str, Any]:
+    if kind not in _known_hints:
+        _known_hints[kind] = typing.get_type_hints(kind)
+    return _known_hints[kind]
+
+
+def _read_float(value: Any, where: str) -> float:
+    if isinstance(value, str) and value in _SPELLED:
+        return _SPELLED[value]
+    if type(value) not in (int, float):
+        message = f"{where} is {value!r}, but must be a number"
+        raise _DamageError(message)
+    return float(value)
