@@ -146,7 +146,8 @@ def ratios(flow: GradientFlow) -> dict[str, float]:
                 reached |= beyond
                 continue
             before = joint_norm(beyond.values())
-            if before is not None and 0 < before < math.inf and not math.isnan(site.statistics.l2_norm):
+            bad = any(s.statistics is not None and s.statistics.nonfinite for s in (site, *beyond.values()))
+            if before is not None and 0 < before < math.inf and not bad:
                 found[site.id] = site.statistics.l2_norm / before
             reached[site.id] = site
         nearest[node.key] = reached

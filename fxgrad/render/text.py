@@ -1,0 +1,161 @@
+"""The flow as a terminal table in backward order, and as a few lines of text."""
+
+from __future__ import annotations
+
+import math
+
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from fxgrad.errors import OptionError
+from fxgrad.graph import Drop, biggest_drops, ratios
+from fxgrad.render.words import (
+    blind_counts,
+    check_norm,
+    look_of,
+    norm_words,
+    number,
+    shape_words,
+    short_source,
+)
+from fxgrad.schema import GradientFlow, NormWord, Site
+
+_BAR = 12
+_STYLES = {
+    "measured": "",
+    "zero": "bold yellow",
+    "nonfinite": "bold red",
+    "outside_range": "italic",
+    "not_measured": "dim",
+}
+
+
+def table(flow: GradientFlow, *, norm: NormWord = "l2_norm", limit: int | None = None) -> Table:
+    """A rich table in backward order: from the loss to the inputs.
+
+    Args:
+        flow: what to show.
+        norm: ``"l2_norm"``, ``"rms"`` or ``"max_abs"``.
+        limit: rows at most; the largest drops and what is special are kept first.
+
+    Raises:
+        OptionError: ``norm`` is unknown or not measured at this level, or ``limit`` is no positive number.
+    """
+    check_norm(flow, norm)
+    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
+        message = f"limit must be a whole number of at least 1, but is {limit!r}"
+        raise OptionError(message)
+    drops = {drop.site.id: drop for drop in biggest_drops(flow)}
+    known = ratios(flow)
+    scale = _scale(flow, norm)
+    rows = [site for site in reversed(flow.sites) if site.measured]
+    shown = _chosen(rows, drops, limit)
+    title = f"Gradient flow of {escape(flow.capture.model)} (loss at the top, inputs at the bottom)"
+    result = Table(title=title, caption=_caption(flow, len(rows) - len(shown)), title_style="bold", expand=False)
+    result.add_column("site", overflow="fold")
+    result.add_column("shape", overflow="fold")
+    result.add_column(norm, justify="right")
+    result.add_column("log scale", no_wrap=True)
+    result.add_column("ratio", justify="right")
+    result.add_column("zeros", justify="right")
+    result.add_column("source", overflow="fold")
+    for site in shown:
+        style = "bold reverse" if site.id in drops else _STYLES[look_of(site.statistics)]
+        result.add_row(*_row(site, norm, scale, known, drops), style=style)
+    return result
+
+
+def _row(
+    site: Site, norm: NormWord, scale: tuple[float, float], known: dict[str, float], drops: dict[str, Drop]
+) -> list[Text]:
+    marker = f"  <- drop x{number(drops[site.id].ratio)}" if site.id in drops else ""
+    share = ""
+    if site.statistics is not None and site.statistics.zero_count is not None and site.statistics.numel:
+        share = f"{site.statistics.zero_count / site.statistics.numel:.0%}"
+    words = [
+        site.id,
+        shape_words(site),
+        norm_words(site.statistics, norm),
+        _bar(site, norm, scale) + marker,
+        f"x{number(known[site.id])}" if site.id in known else "",
+        share,
+        short_source(site.source),
+    ]
+    return [Text(word) for word in words]  # Text, so that no name is taken for markup
+
+
+def _chosen(rows: list[Site], drops: dict[str, Drop], limit: int | None) -> list[Site]:
+    """At most ``limit`` rows in their order: drops and special gradients first, then those nearest to the loss."""
+    if limit is None or len(rows) <= limit:
+        return rows
+    ranked = sorted(rows, key=lambda site: (site.id not in drops, look_of(site.statistics) == "measured"))
+    kept = {site.id for site in ranked[:limit]}
+    return [site for site in rows if site.id in kept]
+
+
+def _scale(flow: GradientFlow, norm: NormWord) -> tuple[float, float]:
+    """log10 of the smallest and largest positive finite norm."""
+    values = [site.statistics.norm(norm) for site in flow.sites if site.statistics is not None]
+    logs = [math.log10(value) for value in values if value and math.isfinite(value)]
+    return (min(logs), max(logs)) if logs else (0.0, 0.0)
+
+
+def _bar(site: Site, norm: NormWord, scale: tuple[float, float]) -> str:
+    """A bar whose length is the norm on a log scale, so that a drop is seen without reading numbers."""
+    look = look_of(site.statistics)
+    if look != "measured" or site.statistics is None:
+        return {"zero": "0", "nonfinite": "!" * _BAR, "outside_range": "?"}.get(look, "").ljust(_BAR)
+    low, high = scale
+    value = site.statistics.norm(norm) or 0.0
+    share = (math.log10(value) - low) / (high - low) if value > 0 and high > low else 1.0
+    # Fewer than two decades between all norms are no story: they get long bars all.
+    length = round(_BAR * share) if high - low >= 2 else round(_BAR * (1 - (1 - share) * (high - low) / 4))  # noqa: PLR2004
+    return ("#" * max(1, length)).ljust(_BAR)
+
+
+def _caption(flow: GradientFlow, hidden: int) -> str:
+    parts = [f"front end: {flow.capture.front_end}", f"loss: {flow.event.loss}"]
+    if hidden:
+        parts.append(f"{hidden} more rows")
+    blind = blind_counts(flow)
+    if blind:
+        parts.append(f"not measured: {blind}")
+    return escape("; ".join(parts))
+
+
+def summary(flow: GradientFlow) -> str:
+    """A few lines: the model, how it was captured, what was measured, the largest drop, the first bad gradient."""
+    measured = sum(site.measured for site in flow.sites)
+    lines = [
+        f"{flow.capture.model}: {measured} of {len(flow.sites)} sites measured "
+        f"({flow.capture.front_end}: {flow.capture.reason})",
+        f"loss: {flow.event.loss}; statistics: {flow.event.level}",
+    ]
+    blind = blind_counts(flow)
+    if blind:
+        lines.append(f"not measured: {blind}")
+    drops = biggest_drops(flow)
+    if drops:
+        words = [f"{drop.site.id} x{number(drop.ratio)}" for drop in drops]
+        lines.append(f"largest drops towards the inputs: {', '.join(words)}")
+    outer = _overall(flow)
+    if outer:
+        lines.append(outer)
+    bad = [site for site in reversed(flow.sites) if look_of(site.statistics) == "nonfinite"]
+    if bad:
+        where = f" ({short_source(bad[0].source)})" if bad[0].source else ""
+        lines.append(f"first non-finite gradient from the loss: {bad[0].id}{where}")
+    return "\n".join(lines)
+
+
+def _overall(flow: GradientFlow) -> str:
+    """How the norm changes from the first measured site near the loss to the last near the inputs."""
+    looks = [site for site in reversed(flow.sites) if look_of(site.statistics) == "measured"]
+    if len(looks) < 2 or not looks[0].l2_norm or looks[-1].l2_norm is None:  # noqa: PLR2004  # two ends
+        return ""
+    first, last = looks[0], looks[-1]
+    return (
+        f"l2 norm from {first.id} ({number(first.l2_norm)}) to {last.id} ({number(last.l2_norm)}): "
+        f"x{number((last.l2_norm or 0.0) / (first.l2_norm or 1.0))}"
+    )

@@ -1,0 +1,83 @@
+"""How numbers, shapes and special gradients are put in words, the same in text and pictures."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import Literal
+
+from fxgrad.errors import OptionError
+from fxgrad.schema import GradientFlow, NormWord, Site, Statistics
+
+NORMS: tuple[NormWord, ...] = ("l2_norm", "rms", "max_abs")
+#: What a gradient is, beyond its norm; each kind has its own look.
+Look = Literal["measured", "zero", "nonfinite", "outside_range", "not_measured"]
+
+
+def check_norm(flow: GradientFlow, norm: str) -> NormWord:
+    """``norm`` as one of the norms that the flow's level fills.
+
+    Raises:
+        OptionError: an unknown norm, or one that was not measured at this level.
+    """
+    if norm not in NORMS:
+        message = f"norm={norm!r} is not known; it is one of {', '.join(map(repr, NORMS))}"
+        raise OptionError(message)
+    if norm == "max_abs" and flow.event.level == "norm":
+        message = "norm='max_abs' was not measured in this flow; measure with statistics='full'"
+        raise OptionError(message)
+    return norm  # type: ignore[return-value]  # checked above
+
+
+def look_of(statistics: Statistics | None) -> Look:
+    """Which kind of gradient the statistics show."""
+    if statistics is None:
+        return "not_measured"
+    if statistics.nonfinite:
+        return "nonfinite"
+    if statistics.outside_range:
+        return "outside_range"
+    return "zero" if statistics.all_zero else "measured"
+
+
+def number(value: float | None) -> str:
+    """Three significant digits; a dash for what was not measured."""
+    if value is None:
+        return "-"
+    if math.isnan(value):
+        return "NaN"
+    if math.isinf(value):
+        return "Inf" if value > 0 else "-Inf"
+    return f"{value:.3g}"
+
+
+def norm_words(statistics: Statistics | None, norm: NormWord) -> str:
+    """The norm of a gradient, and what is special about it."""
+    look = look_of(statistics)
+    if statistics is None:
+        return "not measured"
+    if look == "nonfinite":
+        counts = [f"{n} {word}" for n, word in ((statistics.nan_count, "NaN"), (statistics.inf_count, "Inf")) if n]
+        return ", ".join(counts) or "NaN"
+    if look == "outside_range":
+        side = "below" if statistics.l2_norm == 0 else "above"
+        return f"{number(statistics.l2_norm)} ({side} float32's range)"
+    if look == "zero":
+        return "0 (all zero)"
+    return number(statistics.norm(norm))
+
+
+def shape_words(site: Site) -> str:
+    """``8x64x32x32 float32``; ``scalar`` for no dimensions."""
+    return f"{'x'.join(map(str, site.shape)) or 'scalar'} {site.dtype}"
+
+
+def short_source(source: str | None) -> str:
+    """``resnet.py:92`` of a full path and line."""
+    return "" if source is None else source.replace("\\", "/").rpartition("/")[2]
+
+
+def blind_counts(flow: GradientFlow) -> str:
+    """``3 integer, 1 frozen``, most frequent first; empty where nothing is blind."""
+    counts = Counter(spot.reason for spot in flow.blind_spots)
+    return ", ".join(f"{count} {reason}" for reason, count in sorted(counts.items(), key=lambda item: (-item[1], item)))
