@@ -1,0 +1,125 @@
+"""What the picture shows as one box: a node, a collapsed module call, or a run of repeated blocks.
+
+A node's *container* is the module whose forward made it (for a leaf module: the module that holds the leaf).  Down to
+``depth`` module levels containers are drawn as clusters; deeper ones collapse into one box per call.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from fxgrad.graph import sites_of
+from fxgrad.schema import GradientFlow, Node, Site
+
+READABLE = 60  # boxes that fit on one screen
+REPEATS = 3  # fewer repeated blocks are drawn one by one
+
+
+@dataclass(slots=True)
+class Box:
+    """One box of the picture.
+
+    Attributes:
+        container: path parts of the cluster in which it lies.
+        path: of the collapsed module, "" for a single node.
+        type: class name of the collapsed module.
+        nodes: what it stands for, in order.
+        outputs: the sites that leave it.
+        blocks: for a run of repeated blocks, the boxes folded into this one.
+    """
+
+    container: tuple[str, ...]
+    path: str
+    type: str
+    nodes: list[Node]
+    outputs: list[Site] = field(default_factory=list)
+    blocks: list[Box] = field(default_factory=list)
+
+    @property
+    def single(self) -> bool:
+        """Whether it is one node and not a module."""
+        return not self.path
+
+
+def container_of(node: Node) -> tuple[str, ...]:
+    """Path parts of the module in which a node is drawn."""
+    if node.op in ("placeholder", "output"):
+        return ()
+    parts = tuple(node.module_path.split(".")) if node.module_path else ()
+    leaf = node.op in ("call_module", "external") and node.target == node.module_path
+    return parts[:-1] if leaf else parts
+
+
+def boxes_of(flow: GradientFlow, depth: int | None, *, fold: bool) -> tuple[list[Box], dict[str, int]]:
+    """The boxes in forward order, and the box of each node key.  ``depth`` None: as deep as stays readable."""
+    deepest = max((len(container_of(node)) for node in flow.nodes), default=0)
+    if depth is None:
+        found = _at_depth(flow, 0, fold=fold)
+        for level in range(1, deepest + 1):
+            deeper = _at_depth(flow, level, fold=fold)
+            if len(deeper) > READABLE:
+                break
+            found = deeper
+    else:
+        found = _at_depth(flow, depth, fold=fold)
+    number = {node.key: n for n, box in enumerate(found) for node in _all_nodes(box)}
+    _find_outputs(flow, found, number)
+    return found, number
+
+
+def _all_nodes(box: Box) -> list[Node]:
+    return [node for block in box.blocks for node in block.nodes] or box.nodes
+
+
+def _at_depth(flow: GradientFlow, depth: int, *, fold: bool) -> list[Box]:
+    types = {call.path: call.type for call in flow.calls}
+    boxes: list[Box] = []
+    for node in flow.nodes:
+        container = container_of(node)
+        if len(container) <= depth:
+            boxes.append(Box(container, "", "", [node]))
+            continue
+        path = ".".join(container[: depth + 1])
+        # The nodes of one module call follow each other, so a run of them is a call.
+        if boxes and boxes[-1].path == path:
+            boxes[-1].nodes.append(node)
+        else:
+            boxes.append(Box(container[:depth], path, types.get(path, ""), [node]))
+    return _folded(boxes) if fold else boxes
+
+
+def _folded(boxes: list[Box]) -> list[Box]:
+    result: list[Box] = []
+    run: list[Box] = []
+    for box in [*boxes, None]:
+        if box is not None and run and _signature(box) == _signature(run[0]) and not box.single:
+            run.append(box)
+            continue
+        if len(run) >= REPEATS:
+            result.append(Box(run[0].container, run[0].path, run[0].type, [], blocks=run))
+        else:
+            result += run
+        run = [] if box is None else [box]
+    return result
+
+
+def _signature(box: Box) -> object:
+    """Equal for repeated blocks: same parent, same type, the same ops in the same inner places."""
+    strip = len(box.path)
+    inner = tuple((node.op, node.module_type, node.module_path[strip:]) for node in box.nodes)
+    return (box.container, box.path.rpartition(".")[0], box.type, inner)
+
+
+def _find_outputs(flow: GradientFlow, boxes: list[Box], number: dict[str, int]) -> None:
+    """The sites that somebody outside of a box uses: what the box receives its gradient through."""
+    users: dict[str, set[str]] = {}
+    for edge in flow.edges:
+        users.setdefault(edge.producer + edge.output_position, set()).add(edge.consumer.key)
+    by_key = sites_of(flow)
+    for box in boxes:
+        for part in (box, *box.blocks):
+            own = {node.key for node in part.nodes}
+            sites = [site for node in part.nodes for site in by_key.get(node.key, [])]
+            part.outputs = sites if part.single else [site for site in sites if users.get(site.id, set()) - own]
+        if box.blocks:
+            box.outputs = box.blocks[-1].outputs

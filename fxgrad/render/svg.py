@@ -1,0 +1,89 @@
+"""The picture as SVG: laid out by the Graphviz engine in pygraphviz's wheel, or else by a ``dot`` on PATH."""
+
+from __future__ import annotations
+
+import html
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+import graphviz
+
+from fxgrad.errors import GraphvizMissingError
+from fxgrad.graph import ratios
+from fxgrad.render.dot import to_dot
+from fxgrad.render.words import norm_words, number, shape_words, short_source
+from fxgrad.schema import GradientFlow
+from fxgrad.store import write_whole
+
+_SLOW = 100_000  # characters of DOT from which layout takes long enough to say so
+
+
+def to_svg(flow: GradientFlow, path: str | Path | None = None, **options: Any) -> str:
+    """The picture as SVG text, also written to ``path`` if given; options as in ``PictureOptions``.
+
+    Raises:
+        OptionError: an unknown option or value, or a norm that was not measured at this level.
+        GraphvizMissingError: no Graphviz engine is there; the DOT text is written beside ``path`` instead.
+        FlowFileError: the file cannot be written.
+    """
+    dot = to_dot(flow, **options)
+    text = _with_progress(dot)
+    if text is None:
+        message = "no Graphviz engine was found: install pygraphviz (pip install 'pygraphviz>=2.0'), or put dot on PATH"
+        if path is not None:
+            beside = Path(path).with_suffix(".dot")
+            write_whole(beside, dot)
+            message += f". The DOT text is in {beside}"
+        raise GraphvizMissingError(message)
+    if path is not None:
+        write_whole(Path(path), text)
+    return text
+
+
+def _with_progress(dot: str) -> str | None:
+    if len(dot) < _SLOW or not sys.stderr.isatty():
+        return lay_out(dot)
+    from rich.console import Console
+
+    with Console(stderr=True).status("laying out the graph ..."):
+        return lay_out(dot)
+
+
+def lay_out(dot: str) -> str | None:
+    """SVG text of DOT text; None where no engine is installed."""
+    if importlib.util.find_spec("pygraphviz") is not None:
+        import pygraphviz
+
+        drawn: bytes = pygraphviz.AGraph(string=dot).draw(format="svg", prog="dot")
+        return drawn.decode("utf-8")
+    try:
+        return str(graphviz.Source(dot).pipe(format="svg", encoding="utf-8"))
+    except graphviz.ExecutableNotFound:
+        return None
+
+
+def notebook_html(flow: GradientFlow) -> str:
+    """The picture for a notebook; a plain table where no Graphviz engine is installed."""
+    try:
+        text = to_svg(flow)
+    except GraphvizMissingError:
+        return _html_table(flow)
+    return text[text.index("<svg") :]
+
+
+def _html_table(flow: GradientFlow) -> str:
+    known = ratios(flow)
+    rows = []
+    for site in reversed(flow.sites):
+        cells = (
+            site.id,
+            shape_words(site),
+            norm_words(site.statistics, "l2_norm"),
+            f"x{number(known[site.id])}" if site.id in known else "",
+            short_source(site.source),
+        )
+        rows.append("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in cells) + "</tr>")
+    head = "".join(f"<th>{word}</th>" for word in ("site", "shape", "l2_norm", "ratio", "source"))
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
