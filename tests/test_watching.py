@@ -148,6 +148,17 @@ def test_an_exception_between_forward_and_backward() -> None:
     assert not torch.nn.modules.module._global_forward_hooks
 
 
+@pytest.mark.parametrize("capture", ["auto", "eager"])
+def test_a_leaf_that_raises_raises_only_its_own_error(capture: Any) -> None:
+    model = net()
+    with fxgrad.watch(model, capture=capture), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(3):
+            with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+                model(torch.randn(6, 5))
+            train(model, 1)
+
+
 def test_a_second_backward_through_a_retained_graph_is_a_second_event() -> None:
     model = net()
     with fxgrad.watch(model) as watch:

@@ -142,7 +142,8 @@ class Session(TorchFunctionMode):
         else:
             self._path, self._type = place.path, place.type
 
-    def _leave_module(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+    def _leave_module(self, _: nn.Module, args: tuple[Any, ...], *rest: Any) -> None:
+        kwargs, result = rest if len(rest) == 2 else ({}, rest[0])  # noqa: PLR2004  # after an error torch gives no kwargs
         if threading.get_ident() != self._thread or not self._stack:
             return
         place, inputs = self._stack.pop()
@@ -226,7 +227,7 @@ class Session(TorchFunctionMode):
                 op, target, word, stem, self._path, self._type, func, refs, self._template(args),
                 {key: self._template(value) for key, value in kwargs.items()},
                 tuple(describe_output(position, tensor) for position, tensor in found),
-                self._source(), enabled, op == "call_module" and frozen(self.modules.root.get_submodule(target)),
+                None if op in ("placeholder", "output") else self._source(), enabled, op == "call_module" and frozen(self.modules.root.get_submodule(target)),
                 tuple(self._seen(tensor) for _, tensor in found),
             )  # fmt: skip
         self.calls.append(old)

@@ -1,7 +1,7 @@
 """What the picture shows as one box: a node, a collapsed module call, or a run of repeated blocks.
 
-A node's *container* is the module whose forward made it (for a leaf module: the module that holds the leaf).  Down to
-``depth`` module levels containers are drawn as clusters; deeper ones collapse into one box per call.
+A node's *container* is the module whose forward made it (for a leaf module: the module that called the leaf).  Down
+to ``depth`` module levels containers are drawn as clusters; deeper ones collapse into one box per call.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Box:
     """One box of the picture.
 
     Attributes:
-        container: path parts of the cluster in which it lies.
+        container: the modules in whose clusters it lies, outermost first.
         path: of the collapsed module, "" for a single node.
         type: class name of the collapsed module.
         nodes: what it stands for, in order.
@@ -41,18 +41,23 @@ class Box:
         return not self.path
 
 
-def container_of(node: Node) -> tuple[str, ...]:
-    """Path parts of the module in which a node is drawn."""
-    if node.op in ("placeholder", "output"):
+def container_of(node: Node, called: frozenset[str]) -> tuple[str, ...]:
+    """The modules around a node, outermost first.
+
+    Only modules that were called count: a ModuleList groups names, but nothing runs in it.
+    """
+    if node.op in ("placeholder", "output") or not node.module_path:
         return ()
-    parts = tuple(node.module_path.split(".")) if node.module_path else ()
+    parts = node.module_path.split(".")
+    prefixes = (".".join(parts[: n + 1]) for n in range(len(parts)))
     leaf = node.op in ("call_module", "external") and node.target == node.module_path
-    return parts[:-1] if leaf else parts
+    return tuple(path for path in prefixes if path in called and not (leaf and path == node.module_path))
 
 
 def boxes_of(flow: GradientFlow, depth: int | None, *, fold: bool) -> tuple[list[Box], dict[str, int]]:
     """The boxes in forward order, and the box of each node key.  ``depth`` None: as deep as stays readable."""
-    deepest = max((len(container_of(node)) for node in flow.nodes), default=0)
+    called = frozenset(call.path for call in flow.calls)
+    deepest = max((len(container_of(node, called)) for node in flow.nodes), default=0)
     if depth is None:
         found = _at_depth(flow, 0, fold=fold)
         for level in range(1, deepest + 1):
@@ -73,13 +78,14 @@ def _all_nodes(box: Box) -> list[Node]:
 
 def _at_depth(flow: GradientFlow, depth: int, *, fold: bool) -> list[Box]:
     types = {call.path: call.type for call in flow.calls}
+    called = frozenset(types)
     boxes: list[Box] = []
     for node in flow.nodes:
-        container = container_of(node)
+        container = container_of(node, called)
         if len(container) <= depth:
             boxes.append(Box(container, "", "", [node]))
             continue
-        path = ".".join(container[: depth + 1])
+        path = container[depth]
         # The nodes of one module call follow each other, so a run of them is a call.
         if boxes and boxes[-1].path == path:
             boxes[-1].nodes.append(node)

@@ -112,7 +112,7 @@ class _Picture:
         flow = self.flow
         measured = sum(site.measured for site in flow.sites)
         return [
-            f"{flow.capture.model}: {self.norm} of the gradient at {measured} of {len(flow.sites)} sites",
+            f"{_short(flow.capture.model)}: {self.norm} of the gradient at {measured} of {len(flow.sites)} sites",
             f"forward runs down, the gradient runs up; loss: {_short(flow.event.loss, 90)}",
         ]
 
@@ -130,7 +130,7 @@ class _Picture:
         for inner, indices in deeper.items():
             name = f"cluster_{indices[0]}_{len(inner)}"
             with graph.subgraph(name=name) as cluster:
-                title = ".".join(inner)
+                title = inner[-1]
                 cluster.attr(
                     label=_text([_short(title)]), tooltip=_text([title]), style="rounded", color="#aaaaaa",
                     fontcolor="#444444", labelloc="t", labeljust="l",
@@ -294,4 +294,4 @@ def _text(lines: str | Iterable[str]) -> str:
     """Lines as a DOT string in which nothing is markup: no HTML label, no escape sequence, no control character."""
     listed = [lines] if isinstance(lines, str) else lines
     clean = ("".join(c if c.isprintable() else " " for c in line).replace("\\", "\\\\") for line in listed)
-    return str(graphviz.nohtml("\\n".join(clean)))
+    return graphviz.nohtml("\\n".join(clean))  # type: ignore[no-any-return]  # a str that is never taken for HTML

@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import pytest
+from rich.console import Console
+
+from fxgrad.errors import OptionError
+from fxgrad.render.text import summary
+from tests import flows
+
+
+def printed(flow, **options) -> str:
+    console = Console(width=200, no_color=True)
+    with console.capture() as capture:
+        console.print(flow.table(**options))
+    return capture.get()
+
+
+def rows(text: str) -> list[str]:
+    return [line for line in text.splitlines() if line.startswith("│")]
+
+
+def test_rows_are_in_backward_order() -> None:
+    found = rows(printed(flows.chain(3)))
+    assert [line.split()[1] for line in found] == ["/op2", "/op1", "/op0"]
+
+
+def test_the_drop_that_matters_stands_out_without_numbers() -> None:
+    nodes = [flows.node(f"/op{n}") for n in range(4)]
+    norms = [1e-6, 1e-6, 1.0, 1.0]
+    sites = [flows.site(n, flows.full(v)) for n, v in zip(nodes, norms, strict=True)]
+    uses = [(a.key, b.key, "args[0]") for a, b in zip(nodes, nodes[1:], strict=False)]
+    text = printed(flows.flow(nodes, sites, uses))
+    marked = [line for line in rows(text) if "<- drop" in line]
+    assert len(marked) == 1
+    assert "/op1" in marked[0]
+    bars = [line.count("#") for line in rows(text)]
+    assert bars == [12, 12, 1, 1]
+
+
+def test_special_gradients_read_differently() -> None:
+    text = printed(flows.special())
+    for words in ("3 NaN", "8 Inf", "0 (all zero)", "0 (below float32's range)", "Inf (above float32's range)"):
+        assert words in text
+    assert "not measured: 1 frozen" in text
+
+
+def test_limit_keeps_the_drops() -> None:
+    text = printed(flows.chain(30, factor=0.4), limit=5)
+    assert len(rows(text)) == 5
+    assert text.count("<- drop") == 3
+    assert "25 more rows" in text
+
+
+@pytest.mark.parametrize("word", flows.NASTY)
+def test_names_are_no_markup(word) -> None:
+    text = printed(flows.named(word))
+    if word.startswith("[red]"):
+        assert word in text
+
+
+@pytest.mark.parametrize("limit", [0, -1, True, "3"])
+def test_bad_limits(limit) -> None:
+    with pytest.raises(OptionError, match="at least 1"):
+        flows.chain().table(limit=limit)
+
+
+def test_bad_norms() -> None:
+    with pytest.raises(OptionError, match="'l2_norm', 'rms', 'max_abs'"):
+        flows.chain().table(norm="l1")
+    with pytest.raises(OptionError, match="statistics='full'"):
+        flows.chain(level="norm").table(norm="max_abs")
+
+
+def test_summary() -> None:
+    text = summary(flows.chain(3))
+    assert "Net: 3 of 4 sites measured (eager: asked for)" in text
+    assert "not measured: 1 no_grad_required" in text
+    assert "/op0 x0.1" in text
+    assert "first non-finite gradient from the loss: /inf (net.py:4)" in summary(flows.special())
