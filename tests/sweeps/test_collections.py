@@ -1,0 +1,85 @@
+"""Stock models.  A sample runs always; ``scripts/test -m sweep`` runs all of them (about 15 minutes on 2 cores)."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests import strategies
+from tests.runs import assert_same_run, plain_run
+from tests.sweeps.check import check
+from tests.sweeps.collections import TIMM, timm_case, torchvision_case, torchvision_names, transformers_cases
+
+pytest.importorskip("torchvision")
+SAMPLE = (
+    "resnet18", "mobilenet_v2", "densenet121", "googlenet", "swin_t", "fcn_resnet50", "fasterrcnn_resnet50_fpn",
+    "r3d_18", "raft_small", "quantized_resnet18", "shufflenet_v2_x0_5", "squeezenet1_0",
+)  # fmt: skip
+TIMM_SAMPLE = ("vit_tiny_patch16_224", "convnext_atto", "resnet10t", "ghostnet_050", "levit_128s")
+QUIET = pytest.mark.filterwarnings("ignore")  # what the collections' own code makes torch warn of
+
+
+@QUIET
+@pytest.mark.parametrize("name", SAMPLE)
+def test_a_sample_of_torchvision(name: str) -> None:
+    check(name, torchvision_case(name))
+
+
+@QUIET
+@pytest.mark.sweep
+@pytest.mark.parametrize("name", sorted(set(torchvision_names()) - set(SAMPLE)))
+def test_all_of_torchvision(name: str) -> None:
+    check(name, torchvision_case(name))
+
+
+@QUIET
+@pytest.mark.parametrize("name", TIMM_SAMPLE)
+def test_a_sample_of_timm(name: str) -> None:
+    pytest.importorskip("timm")
+    check(name, timm_case(name))
+
+
+@QUIET
+@pytest.mark.sweep
+@pytest.mark.parametrize("name", sorted(set(TIMM) - set(TIMM_SAMPLE)))
+def test_timm_families(name: str) -> None:
+    pytest.importorskip("timm")
+    check(name, timm_case(name))
+
+
+@QUIET
+@pytest.mark.parametrize("name", [
+    "bert", "clip", "distilbert", "gpt2", "llama", "mamba", "mistral", "mixtral", "opt", "roberta", "t5", "vit",
+])  # fmt: skip
+def test_hugging_face(name: str) -> None:
+    pytest.importorskip("transformers")
+    check(name, transformers_cases()[name]())
+
+
+def test_there_are_enough_families() -> None:
+    assert len(TIMM) >= 30
+
+
+def same_on_random_models(first: int, last: int) -> None:
+    import fxgrad
+
+    for seed in range(first, last):
+        case = strategies.random_model(seed)
+        model, args, kwargs = case.build()
+        watched, _, _ = case.build()
+        with fxgrad.watch(watched):
+            for step in range(3):
+                want = plain_run(model, args, kwargs, case.loss, seed=step)
+                assert_same_run(plain_run(watched, args, kwargs, case.loss, seed=step), want)
+
+
+@QUIET
+@pytest.mark.parametrize("part", range(4))
+def test_random_models(part: int) -> None:
+    same_on_random_models(50 * part, 50 * (part + 1))
+
+
+@QUIET
+@pytest.mark.sweep
+@pytest.mark.parametrize("part", range(20))
+def test_many_random_models(part: int) -> None:
+    same_on_random_models(1000 + 100 * part, 1000 + 100 * (part + 1))
