@@ -176,8 +176,7 @@ def _present(flow: GradientFlow, paths: list[Path], view: View, *, quiet: bool) 
         console.print(summary(flow))
     else:
         typer.echo(plain_text(flow, view), nl=False)
-    with _working("Drawing") if paths else nullcontext():
-        write_all(flow, paths, view)
+    write_all(flow, paths, view)
     for path in paths:
         typer.echo(f"wrote {path}")
 
