@@ -7,24 +7,31 @@ from __future__ import annotations
 
 import difflib
 import math
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 
 import networkx as nx
 
 from fxgrad.errors import SiteNotFoundError
-from fxgrad.schema import Edge, GradientFlow, ModuleCall, ModuleFlow, Node, Site, Statistics
+from fxgrad.schema import BlindSpot, Edge, GradientFlow, ModuleCall, ModuleFlow, Node, Site, Statistics
 
 _NODE_FIELDS = ("name", "op", "target", "module_path", "module_type", "call_index", "source")
 _STATISTICS = ("rms", *(f.name for f in fields(Statistics)))
+_Plain = dict[str, str | int | float | bool]
 
 
 def to_networkx(flow: GradientFlow) -> nx.DiGraph[str]:
-    """A DiGraph whose nodes are node keys, with plain attributes that every networkx writer takes.
+    """A DiGraph whose nodes are node keys, with plain attributes that ``nx.write_graphml`` takes as they are.
 
-    A node has its names, and per site its shape, dtype, device and statistics; those of a node that returned several
-    tensors are prefixed by their position (``"[0].l2_norm"``), beside the joint ``l2_norm``.  What was not measured is
-    absent, and ``blind_spot`` says why.  An edge has the argument paths and output positions that it carries.
+    A node has its names, and of the tensor that it returned the shape, dtype, device and statistics.  Where it
+    returned several, theirs are prefixed by their position (``"[0].l2_norm"``) and ``l2_norm`` is the joint one.
+    What was not measured is absent; ``blind_spot`` has the reason's word and ``blind_spot_detail`` a sentence (of
+    several outputs: prefixed, and ``blind_spot`` has the words of all of them).
+
+    There is one edge per pair of nodes: ``output_position`` and ``arguments`` say which tensors it carries and as which
+    arguments, ``uses`` how many there are.  Statistics of a single use stand as they are; those of several are prefixed
+    by the argument (``"args[1].l2_norm"``), and ``l2_norm`` is the joint one.
     """
     graph: nx.DiGraph[str] = nx.DiGraph(
         model=flow.capture.model,
@@ -33,48 +40,82 @@ def to_networkx(flow: GradientFlow) -> nx.DiGraph[str]:
         level=flow.event.level,
         backward=flow.event.backward,
     )
+    sites, spots = sites_of(flow), _spots_of(flow)
     for order, node in enumerate(flow.nodes):
-        graph.add_node(node.key, order=order, **_present({name: getattr(node, name) for name in _NODE_FIELDS}))
-    for key, sites in sites_of(flow).items():
-        for site in sites:
-            prefix = f"{site.output_position}." if len(sites) > 1 else ""
-            graph.nodes[key].update({f"{prefix}{name}": value for name, value in _site_attributes(site).items()})
-        joint = joint_norm(sites)
-        if joint is not None:
-            graph.nodes[key]["l2_norm"] = joint
-    for spot in flow.blind_spots:
-        graph.nodes[spot.key]["blind_spot"] = spot.reason
+        graph.add_node(
+            node.key,
+            order=order,
+            **_present({name: getattr(node, name) for name in _NODE_FIELDS}),
+            **_node_attributes(sites.get(node.key, []), spots.get(node.key, [])),
+        )
+    uses: dict[tuple[str, str], list[Edge]] = {}
     for edge in flow.edges:
-        _add_edge(graph, edge)
+        uses.setdefault((edge.producer, edge.consumer.key), []).append(edge)
+    for (producer, consumer), edges in uses.items():
+        graph.add_edge(producer, consumer, **_edge_attributes(edges))
     return graph
 
 
-def _present(values: dict[str, object]) -> dict[str, str | int | float | bool]:
+def _present(values: dict[str, object]) -> _Plain:
     return {name: value for name, value in values.items() if isinstance(value, (str, int, float, bool))}
 
 
-def _site_attributes(site: Site) -> dict[str, str | int | float | bool]:
+def _spots_of(flow: GradientFlow) -> dict[str, list[BlindSpot]]:
+    found: dict[str, list[BlindSpot]] = {}
+    for spot in flow.blind_spots:
+        found.setdefault(spot.key, []).append(spot)
+    return found
+
+
+def _node_attributes(sites: list[Site], spots: list[BlindSpot]) -> _Plain:
+    # An integer output is no site but a blind spot, so both are needed to see that there are several outputs.
+    several = len({site.output_position for site in sites} | {spot.output_position for spot in spots}) > 1
+    found: _Plain = {}
+    for site in sites:
+        prefix = f"{site.output_position}." if several else ""
+        found.update({f"{prefix}{name}": value for name, value in _site_attributes(site).items()})
+    for spot in spots:
+        prefix = f"{spot.output_position}." if several else ""
+        found[f"{prefix}blind_spot"], found[f"{prefix}blind_spot_detail"] = spot.reason, spot.detail
+    if several:
+        joint = joint_norm(sites)
+        if joint is not None:
+            found["l2_norm"] = joint
+        if spots:
+            found["blind_spot"] = ", ".join(dict.fromkeys(spot.reason for spot in spots))
+    return found
+
+
+def _site_attributes(site: Site) -> _Plain:
     shape = "x".join(map(str, site.shape)) or "scalar"
     facts: dict[str, object] = {"shape": shape, "dtype": site.dtype, "device": site.device}
     if site.derived_from is not None:
         facts["derived_from"] = site.derived_from
-    if site.statistics is not None:
-        facts |= {name: getattr(site.statistics, name) for name in _STATISTICS}
-    return _present(facts)
+    return _present(facts) | _statistics_attributes(site.statistics)
 
 
-def _add_edge(graph: nx.DiGraph[str], edge: Edge) -> None:
-    """One edge per pair of nodes; a value that is used twice has both argument paths."""
-    use = f"{edge.output_position}->{edge.consumer.argument}" if edge.output_position else edge.consumer.argument
-    if graph.has_edge(edge.producer, edge.consumer.key):
-        found = graph.edges[edge.producer, edge.consumer.key]
-        found["arguments"] += f", {use}"
-        found["uses"] += 1
-    else:
-        graph.add_edge(edge.producer, edge.consumer.key, arguments=use, uses=1)
-    if edge.statistics is not None:
-        norms = (graph.edges[edge.producer, edge.consumer.key].get("l2_norm", 0.0), edge.statistics.l2_norm)
-        graph.edges[edge.producer, edge.consumer.key]["l2_norm"] = math.hypot(*norms)
+def _statistics_attributes(statistics: Statistics | None) -> _Plain:
+    return {} if statistics is None else _present({name: getattr(statistics, name) for name in _STATISTICS})
+
+
+def _edge_attributes(edges: list[Edge]) -> _Plain:
+    """The attributes of all uses that one node makes of another's values."""
+    words = [
+        f"{edge.output_position}->{edge.consumer.argument}" if edge.output_position else edge.consumer.argument
+        for edge in edges
+    ]
+    found: _Plain = {
+        "arguments": ", ".join(words),
+        "output_position": ", ".join(dict.fromkeys(edge.output_position for edge in edges)),
+        "uses": len(edges),
+    }
+    for edge in edges:
+        prefix = f"{edge.consumer.argument}." if len(edges) > 1 else ""
+        found.update({f"{prefix}{name}": value for name, value in _statistics_attributes(edge.statistics).items()})
+    joint = joint_norm(edges)
+    if joint is not None:
+        found["l2_norm"] = joint
+    return found
 
 
 # ---- sites ---------------------------------------------------------------------------------------------------------
@@ -88,9 +129,14 @@ def sites_of(flow: GradientFlow) -> dict[str, list[Site]]:
     return found
 
 
-def joint_norm(sites: Iterable[Site]) -> float | None:
-    """l2 norm over all measured sites together; None where none was measured."""
-    norms = [site.statistics.l2_norm for site in sites if site.statistics is not None]
+def backward_order(flow: GradientFlow) -> tuple[Site, ...]:
+    """All sites from the loss to the inputs, the order in which autograd comes to them."""
+    return tuple(reversed(flow.sites))
+
+
+def joint_norm(measured: Iterable[Site | Edge]) -> float | None:
+    """l2 norm over all measured sites or edges together (finite entries at ``full``); None where none was measured."""
+    norms = [one.statistics.l2_norm for one in measured if one.statistics is not None]
     if any(math.isnan(norm) for norm in norms):
         return math.nan
     return math.hypot(*norms) if norms else None
@@ -107,14 +153,15 @@ def find_site(flow: GradientFlow, name: str) -> Site:
             if getattr(site, attribute) == name:
                 return site
     known = list(dict.fromkeys(word for site in flow.sites for word in (site.id, site.name)))
-    near = difflib.get_close_matches(name, known, n=5, cutoff=0.4) or known[:5]
-    message = f"no site {name!r} in the flow of {flow.capture.model}; near names are {', '.join(map(repr, near))}"
+    near = difflib.get_close_matches(name, known, n=5, cutoff=0.4)
+    hint = f"near names are {', '.join(map(repr, near))}" if near else f"its {len(flow.sites)} sites are in flow.sites"
+    message = f"no site {name!r} in the flow of {flow.capture.model}; {hint}"
     raise SiteNotFoundError(message)
 
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """A measured site whose gradient is smaller (or larger) than that of the sites it came from.
+    """A measured site whose gradient is smaller than that of the sites it came from.
 
     Attributes:
         site: the site.
@@ -128,7 +175,9 @@ class Drop:
 def ratios(flow: GradientFlow) -> dict[str, float]:
     """By site id: the l2 norm over the joint l2 norm of the nearest measured sites nearer to the loss.
 
-    Sites without any such site (the model's outputs) and without a positive finite norm before them are left out.
+    Left out are sites without any such site (the model's outputs) or without a positive norm before them, and
+    wherever NaN or Inf takes part: the norm of the finite rest is no norm of the gradient.  0.0 at level ``norm`` may
+    mean a gradient below the accumulator's range.
     """
     by_key = sites_of(flow)
     users: dict[tuple[str, str], list[str]] = {}
@@ -147,7 +196,7 @@ def ratios(flow: GradientFlow) -> dict[str, float]:
                 continue
             before = joint_norm(beyond.values())
             bad = any(s.statistics is not None and s.statistics.nonfinite for s in (site, *beyond.values()))
-            if before is not None and 0 < before < math.inf and not bad:
+            if before and math.isfinite(before) and math.isfinite(site.statistics.l2_norm) and not bad:
                 found[site.id] = site.statistics.l2_norm / before
             reached[site.id] = site
         nearest[node.key] = reached
@@ -165,26 +214,48 @@ def biggest_drops(flow: GradientFlow, count: int = 3, below: float = 0.5) -> lis
 
 
 def module_flows(flow: GradientFlow) -> tuple[ModuleFlow, ...]:
-    """Gradient in, gradient out and gain of each module call, in the order in which the calls returned."""
+    """Gradient in, gradient out and gain of each module call, in the order in which the calls returned.
+
+    All are l2 norms; NaN or Inf where a gradient that takes part has such an entry.
+    """
     sites = {site.id: site for site in flow.sites}
     nodes = {node.key: node for node in flow.nodes}
     users: dict[str, list[Node]] = {}
     for edge in flow.edges:
         users.setdefault(edge.producer + edge.output_position, []).append(nodes[edge.consumer.key])
-    return tuple(_module_flow(call, sites, users) for call in flow.calls)
+    takers = Counter((call.path, name) for call in flow.calls for name in dict.fromkeys(call.inputs))
+
+    def own(call: ModuleCall, name: str) -> bool:
+        alone = takers[call.path, name] == 1
+        return all(_inside(user, call, alone=alone) for user in users.get(name, []))
+
+    found = []
+    for call in flow.calls:
+        arrived = _whole_norm(sites[name] for name in dict.fromkeys(call.outputs) if name in sites)
+        passed = _whole_norm(sites[name] for name in dict.fromkeys(call.inputs) if name in sites)
+        if not all(own(call, name) for name in call.inputs):
+            passed = None
+        gain = passed / arrived if passed is not None and arrived else None
+        found.append(ModuleFlow(call.path, call.type, call.call_index, arrived, passed, gain))
+    return tuple(found)
 
 
-def _module_flow(call: ModuleCall, sites: dict[str, Site], users: dict[str, list[Node]]) -> ModuleFlow:
-    arrived = joint_norm(sites[name] for name in dict.fromkeys(call.outputs) if name in sites)
-    inputs = list(dict.fromkeys(call.inputs))
-    own = all(_inside(user, call) for name in inputs for user in users.get(name, []))
-    passed = joint_norm(sites[name] for name in inputs if name in sites) if own else None
-    gain = passed / arrived if passed is not None and arrived else None
-    return ModuleFlow(call.path, call.type, call.call_index, arrived, passed, gain)
+def _whole_norm(sites: Iterable[Site]) -> float | None:
+    """The joint norm with NaN and Inf: the norm of the finite rest would pass for that of a healthy gradient."""
+    measured = [site for site in sites if site.statistics is not None]
+    if any(site.nan_count for site in measured):
+        return math.nan
+    norm = joint_norm(measured)
+    return math.inf if any(site.inf_count for site in measured) and not math.isnan(norm or 0.0) else norm
 
 
-def _inside(node: Node, call: ModuleCall) -> bool:
-    """Whether a node belongs to a module call, as far as paths tell: of a leaf, the very call; else at or below it."""
-    if node.op in ("call_module", "external") and node.module_path == call.path:
+def _inside(node: Node, call: ModuleCall, *, alone: bool) -> bool:
+    """Whether a node belongs to a module call, as far as names tell.
+
+    A leaf module's own node has its path as key, so the very call is known.  Other nodes name only the module, and are
+    taken for nodes of this call if it is the only one of its module that was given the value (``alone``).
+    """
+    stem = node.key.removesuffix(f"#{node.call_index}")
+    if stem == call.path and node.module_path == call.path:
         return node.call_index == call.call_index
-    return not call.path or node.module_path == call.path or node.module_path.startswith(call.path + ".")
+    return alone and (not call.path or node.module_path == call.path or node.module_path.startswith(f"{call.path}."))

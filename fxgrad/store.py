@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
 import os
-import tempfile
+import secrets
 import types
 import typing
 from pathlib import Path
@@ -28,7 +29,8 @@ def to_json(flow: GradientFlow, path: str | Path | None = None) -> str:
     """
     index = {node: number for number, node in enumerate(flow.nodes)}
     content = {"format": FORMAT, "version": VERSION, "flow": _plain(flow, index)}
-    text = json.dumps(content, allow_nan=False, ensure_ascii=False, indent=None, separators=(",", ":")) + "\n"
+    # ASCII, since a file name that is no valid text (a lone surrogate in Python) cannot be written as UTF-8.
+    text = json.dumps(content, allow_nan=False, ensure_ascii=True, indent=None, separators=(",", ":")) + "\n"
     if path is not None:
         write_whole(Path(path), text)
     return text
@@ -42,8 +44,8 @@ def load(path: str | Path) -> GradientFlow:
     """
     try:
         text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        message = f"{path} cannot be read as a flow: {error}"
+    except (OSError, ValueError) as error:  # ValueError: no UTF-8, or a path that no system takes
+        message = f"{path} cannot be read as a flow: {error}. Give the path of a file that flow.to_json(path) wrote."
         raise FlowFileError(message) from error
     return from_json(text, str(path))
 
@@ -60,11 +62,11 @@ def from_json(text: str, where: str = "the text") -> GradientFlow:
         message = f"{where} is no flow: it is not valid JSON ({error}). Write it again with flow.to_json(path)."
         raise FlowFileError(message) from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:
-        message = f"{where} is no flow: it lacks '\"format\": \"{FORMAT}\"'. Flows are written by flow.to_json(path)."
+        message = f"{where} is no flow: its format is not {FORMAT!r}. Flows are written by flow.to_json(path)."
         raise FlowFileError(message)
     version = content.get("version")
     if type(version) is not int or version < 1:
-        message = f"{where} is damaged: its version is {version!r}"
+        message = f"{where} is damaged: its version is {version!r}. Write it again with flow.to_json(path)."
         raise FlowFileError(message)
     if version > VERSION:
         message = f"{where} has version {version}, newer than {VERSION}, which this fxgrad reads. Upgrade fxgrad."
@@ -77,24 +79,32 @@ def from_json(text: str, where: str = "the text") -> GradientFlow:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a text file so that at no time a part of it is there.
+    """Write a text file so that at no time a part of it is there; a link is followed to the file that it names.
 
     Raises:
         FlowFileError: the file cannot be written.
     """
-    temporary = None
     try:
-        with tempfile.NamedTemporaryFile(
-            "w", encoding="utf-8", dir=path.parent, prefix=f".{path.name[:40]}.", delete=False, newline="\n"
-        ) as file:
-            temporary = file.name
-            file.write(text)
-        os.replace(temporary, path)  # noqa: PTH105  # the atomic call itself
-    except OSError as error:
-        if temporary is not None and os.path.exists(temporary):  # noqa: PTH110
-            os.unlink(temporary)  # noqa: PTH108
-        message = f"{path} cannot be written: {error}"
+        if path.exists() and not path.is_file():
+            path.write_text(text, encoding="utf-8", newline="\n")  # a pipe or device is written to, never replaced
+        else:
+            _replace(path.resolve(), text.encode())
+    except (OSError, ValueError) as error:  # ValueError: what UTF-8 cannot say, or a path that no system takes
+        message = f"{path} cannot be written: {error}. Name another place, or make its folder first."
         raise FlowFileError(message) from error
+
+
+def _replace(path: Path, content: bytes) -> None:
+    # Opened here and not by tempfile, whose files nobody but their owner may read.
+    temporary = path.with_name(f".{path.name[:40]}.{secrets.token_hex(8)}")
+    try:
+        with temporary.open("xb") as file:
+            file.write(content)
+        if path.exists():
+            temporary.chmod(path.stat().st_mode & 0o777)
+        os.replace(temporary, path)  # noqa: PTH105  # the atomic call itself
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 # ---- writing -------------------------------------------------------------------------------------------------------
@@ -122,7 +132,7 @@ class _DamageError(Exception):
 
 
 def _refuse_constant(word: str) -> Any:
-    message = f"{word} is no JSON"
+    message = f"{word} must be spelled as text"
     raise ValueError(message)
 
 
@@ -218,13 +228,9 @@ def _read_dataclass(kind: Any, value: Any, where: str) -> Any:
     return kind(**{name: _read(hints[name], item, f"{where}.{name}") for name, item in value.items()})
 
 
-_known_hints: dict[Any, dict[str, Any]] = {}
-
-
+@functools.cache
 def _hints(kind: Any) -> dict[str, Any]:
-    if kind not in _known_hints:
-        _known_hints[kind] = typing.get_type_hints(kind)
-    return _known_hints[kind]
+    return typing.get_type_hints(kind)
 
 
 def _read_float(value: Any, where: str) -> float:
@@ -233,4 +239,11 @@ def _read_float(value: Any, where: str) -> float:
     if type(value) not in (int, float):
         message = f"{where} is {value!r}, but must be a number"
         raise _DamageError(message)
-    return float(value)
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if math.isinf(number):  # 1e999, or an integer of hundreds of digits
+        message = f"{where} is beyond the range of a number"
+        raise _DamageError(message)
+    return number

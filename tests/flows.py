@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 from fxgrad.schema import (
     BlindSpot,
@@ -97,7 +98,8 @@ def residual() -> GradientFlow:
     ]  # fmt: skip
     uses = [
         ("input:x", "block.fc", "args[0]"), ("input:x", "block/add", "args[1]"), ("block.fc", "block/add", "args[0]"),
-        ("block/add", "/chunk", "args[0]"), ("/chunk[0]", "output", "args[0][0]"), ("/chunk[0]", "output", "args[0][1]"),
+        ("block/add", "/chunk", "args[0]"), ("/chunk[0]", "output", "args[0][0]"),
+        ("/chunk[0]", "output", "args[0][1]"),
     ]  # fmt: skip
     calls = (
         ModuleCall("block.fc", "Linear", 0, ("input:x",), ("block.fc",)),
@@ -120,7 +122,7 @@ def special() -> GradientFlow:
         "/blind": None,
     }
     nodes = [node(key) for key in looks]
-    uses = [(one.key, two.key, "args[0]") for one, two in zip(nodes, nodes[1:], strict=False)]
+    uses = [(one.key, two.key, "args[0]") for one, two in pairwise(nodes)]
     spots = (BlindSpot("/blind", "", "frozen", "only frozen parameters"),)
     return flow(nodes, [site(n, looks[n.key]) for n in nodes], uses, spots=spots)
 
@@ -140,7 +142,7 @@ def nested(blocks: int, per_block: int) -> GradientFlow:
     ]
     count = len(nodes) - 2
     sites = [site(n, full(10 ** (-6 * i / max(count, 1)))) for i, n in enumerate(nodes[:-1])]
-    uses = [(one.key, two.key, "args[0]") for one, two in zip(nodes, nodes[1:], strict=False)]
+    uses = [(one.key, two.key, "args[0]") for one, two in pairwise(nodes)]
     return flow(nodes, sites, uses, calls=tuple(calls))
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
 from fxgrad.errors import OptionError
-from fxgrad.graph import Drop, biggest_drops, ratios
+from fxgrad.graph import backward_order, biggest_drops, ratios
+from fxgrad.render.palette import DECADES
 from fxgrad.render.words import (
     blind_counts,
     check_norm,
@@ -34,9 +34,11 @@ _STYLES = {
 def table(flow: GradientFlow, *, norm: NormWord = "l2_norm", limit: int | None = None) -> Table:
     """A rich table in backward order: from the loss to the inputs.
 
+    The ratio is always one of l2 norms: a site's over that of the nearest measured sites nearer to the loss.
+
     Args:
         flow: what to show.
-        norm: ``"l2_norm"``, ``"rms"`` or ``"max_abs"``.
+        norm: ``"l2_norm"``, ``"rms"`` or ``"max_abs"``, in the units of the gradient.
         limit: rows at most; the largest drops and what is special are kept first.
 
     Raises:
@@ -46,46 +48,62 @@ def table(flow: GradientFlow, *, norm: NormWord = "l2_norm", limit: int | None =
     if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
         message = f"limit must be a whole number of at least 1, but is {limit!r}"
         raise OptionError(message)
-    drops = {drop.site.id: drop for drop in biggest_drops(flow)}
-    known = ratios(flow)
-    scale = _scale(flow, norm)
-    rows = [site for site in reversed(flow.sites) if site.measured]
+    drops = {drop.site.id for drop in biggest_drops(flow)}
+    rows = [site for site in backward_order(flow) if site.measured]
     shown = _chosen(rows, drops, limit)
-    title = f"Gradient flow of {escape(flow.capture.model)} (loss at the top, inputs at the bottom)"
-    result = Table(title=title, caption=_caption(flow, len(rows) - len(shown)), title_style="bold", expand=False)
-    result.add_column("site", overflow="fold")
+    title = f"Gradient flow of {flow.capture.model} (loss at the top, inputs at the bottom)"
+    caption = _caption(flow, len(rows) - len(shown))
+    # Text and not str, here and in the rows, so that no name is taken for markup or an emoji.
+    result = Table(title=_text(title, "bold"), caption=_text(caption, "dim italic"), expand=False)
+    result.add_column("site, op", overflow="fold")
     result.add_column("shape", overflow="fold")
-    result.add_column(norm, justify="right")
+    result.add_column(norm, justify="right", overflow="fold")  # folded and never cut: half a number is a wrong one
     result.add_column("log scale", no_wrap=True)
-    result.add_column("ratio", justify="right")
+    result.add_column("ratio", justify="right", overflow="fold")
     result.add_column("zeros", justify="right")
     result.add_column("source", overflow="fold")
+    known, scale = ratios(flow), _scale(flow, norm)
     for site in shown:
-        style = "bold reverse" if site.id in drops else _STYLES[look_of(site.statistics)]
-        result.add_row(*_row(site, norm, scale, known, drops), style=style)
+        marker = "<- drop " if site.id in drops else ""
+        words = [
+            _site_words(site),
+            shape_words(site),
+            norm_words(site.statistics, norm),
+            _bar(site, norm, scale),
+            f"{marker}x{number(known[site.id])}" if site.id in known else "",
+            _zeros(site),
+            short_source(site.source),
+        ]
+        style = "bold reverse" if marker else _STYLES[look_of(site.statistics)]
+        result.add_row(*map(_text, words), style=style)
     return result
 
 
-def _row(
-    site: Site, norm: NormWord, scale: tuple[float, float], known: dict[str, float], drops: dict[str, Drop]
-) -> list[Text]:
-    marker = f"  <- drop x{number(drops[site.id].ratio)}" if site.id in drops else ""
-    share = ""
-    if site.statistics is not None and site.statistics.zero_count is not None and site.statistics.numel:
-        share = f"{site.statistics.zero_count / site.statistics.numel:.0%}"
-    words = [
-        site.id,
-        shape_words(site),
-        norm_words(site.statistics, norm),
-        _bar(site, norm, scale) + marker,
-        f"x{number(known[site.id])}" if site.id in known else "",
-        share,
-        short_source(site.source),
-    ]
-    return [Text(word) for word in words]  # Text, so that no name is taken for markup
+def _text(words: str, style: str = "") -> Text:
+    return Text(_printable(words), style)
 
 
-def _chosen(rows: list[Site], drops: dict[str, Drop], limit: int | None) -> list[Site]:
+def _printable(words: str) -> str:
+    """``words`` in which nothing steers the terminal: control characters are shown as their escapes."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in words)
+
+
+def _site_words(site: Site) -> str:
+    """The site's id, and the op where the id does not tell it: the class of a leaf module."""
+    return f"{site.id} {site.node.module_type}" if site.op == "call_module" else site.id
+
+
+def _zeros(site: Site) -> str:
+    """Share of exact zeros; 0% and 100% mean none and all."""
+    if site.zero_count is None or site.statistics is None or not site.statistics.numel:
+        return ""
+    share = site.zero_count / site.statistics.numel
+    if 0 < share < 0.01:  # noqa: PLR2004  # one per cent
+        return "<1%"
+    return ">99%" if 0.99 < share < 1 else f"{share:.0%}"  # noqa: PLR2004
+
+
+def _chosen(rows: list[Site], drops: set[str], limit: int | None) -> list[Site]:
     """At most ``limit`` rows in their order: drops and special gradients first, then those nearest to the loss."""
     if limit is None or len(rows) <= limit:
         return rows
@@ -107,10 +125,9 @@ def _bar(site: Site, norm: NormWord, scale: tuple[float, float]) -> str:
     if look != "measured" or site.statistics is None:
         return {"zero": "0", "nonfinite": "!" * _BAR, "outside_range": "?"}.get(look, "").ljust(_BAR)
     low, high = scale
-    value = site.statistics.norm(norm) or 0.0
-    share = (math.log10(value) - low) / (high - low) if value > 0 and high > low else 1.0
-    # Fewer than two decades between all norms are no story: they get long bars all.
-    length = round(_BAR * share) if high - low >= 2 else round(_BAR * (1 - (1 - share) * (high - low) / 4))  # noqa: PLR2004
+    value = site.statistics.norm(norm)
+    # Norms that lie close together all get long bars: their differences are no story.
+    length = round(_BAR * (1 - (high - math.log10(value)) / max(high - low, DECADES))) if value else 0
     return ("#" * max(1, length)).ljust(_BAR)
 
 
@@ -121,15 +138,18 @@ def _caption(flow: GradientFlow, hidden: int) -> str:
     blind = blind_counts(flow)
     if blind:
         parts.append(f"not measured: {blind}")
-    return escape("; ".join(parts))
+    return "; ".join(parts)
 
 
 def summary(flow: GradientFlow) -> str:
-    """A few lines: the model, how it was captured, what was measured, the largest drop, the first bad gradient."""
+    """A few lines: the model, how it was captured, what was measured, the largest drops, the first bad gradient.
+
+    Plain text, no rich markup: print it with ``markup=False``.  All numbers are l2 norms and their ratios.
+    """
     measured = sum(site.measured for site in flow.sites)
     lines = [
-        f"{flow.capture.model}: {measured} of {len(flow.sites)} sites measured "
-        f"({flow.capture.front_end}: {flow.capture.reason})",
+        f"{flow.capture.model}: {measured} of {len(flow.sites)} sites measured",
+        f"front end: {flow.capture.front_end} ({flow.capture.reason})",
         f"loss: {flow.event.loss}; statistics: {flow.event.level}",
     ]
     blind = blind_counts(flow)
@@ -142,16 +162,16 @@ def summary(flow: GradientFlow) -> str:
     outer = _overall(flow)
     if outer:
         lines.append(outer)
-    bad = [site for site in reversed(flow.sites) if look_of(site.statistics) == "nonfinite"]
+    bad = [site for site in backward_order(flow) if look_of(site.statistics) == "nonfinite"]
     if bad:
         where = f" ({short_source(bad[0].source)})" if bad[0].source else ""
         lines.append(f"first non-finite gradient from the loss: {bad[0].id}{where}")
-    return "\n".join(lines)
+    return "\n".join(map(_printable, lines))
 
 
 def _overall(flow: GradientFlow) -> str:
     """How the norm changes from the first measured site near the loss to the last near the inputs."""
-    looks = [site for site in reversed(flow.sites) if look_of(site.statistics) == "measured"]
+    looks = [site for site in backward_order(flow) if look_of(site.statistics) == "measured"]
     if len(looks) < 2 or not looks[0].l2_norm or looks[-1].l2_norm is None:  # noqa: PLR2004  # two ends
         return ""
     first, last = looks[0], looks[-1]
