@@ -86,7 +86,7 @@ def header(failures: list[str]) -> str:
     failed = "\n".join(f"- {failure}" for failure in failures)
     return (
         "# Coverage\n\nMade by `python -m benchmarks.coverage`. Each model ran two training steps, watched with\n"
-        "`capture=\"auto\"`, beside two plain ones from the same seed: outputs, parameter gradients, which gradients are\n"
+        '`capture="auto"`, beside two plain ones from the same seed: outputs, parameter gradients, which of them are\n'
         "None, buffers and the random stream were equal bit for bit. *Front end* is the one that ran the second step;\n"
         "*measured* counts sites with a gradient; every other site has its reason under *blind spots*.\n\n"
         f"{versions}, CPU, train mode, random weights, small inputs. Failed: {len(failures)}.\n{failed}\n"

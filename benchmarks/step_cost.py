@@ -27,7 +27,7 @@ import fxgrad
 
 def resnet18() -> tuple[nn.Module, Tensor]:
     """ResNet-18, 8 images of 3x64x64."""
-    import torchvision  # noqa: PLC0415  # a benchmark-only dependency
+    import torchvision  # a benchmark-only dependency
 
     return torchvision.models.resnet18(), torch.randn(8, 3, 64, 64)
 

@@ -100,7 +100,9 @@ def test_gradient_accumulation() -> None:
     first, second = watch.history
     assert (first.event.backward, second.event.backward) == (0, 1)
     grads = {name: p.grad for name, p in model.named_parameters()}
-    total = {r.name: r.statistics.sum + s.statistics.sum for r, s in zip(first.parameters, second.parameters)}
+    total = {
+        r.name: r.statistics.sum + s.statistics.sum for r, s in zip(first.parameters, second.parameters, strict=True)
+    }
     assert total["head.bias"] == pytest.approx(grads["head.bias"].sum().item(), rel=1e-5)
 
 
@@ -362,7 +364,8 @@ def test_a_gradient_that_cannot_be_reduced_is_named(monkeypatch: pytest.MonkeyPa
     model = net()
 
     def broken(*_: Any) -> None:
-        raise RuntimeError("no such kernel")
+        message = "no such kernel"
+        raise RuntimeError(message)
 
     monkeypatch.setattr("fxgrad.record.recorder.write_full", broken)
     with fxgrad.watch(model, statistics="full") as watch:
@@ -428,13 +431,13 @@ def test_threads() -> None:
                 model(torch.randn(6, 4, generator=generator)).square().mean().backward()
         results[number] = ([p.grad for p in model.parameters()], len(watch.history))
 
-    models = [net().eval() for _ in range(3)]
+    models = [net().eval() for _ in range(4)]  # all are traced at their second step
     threads = [threading.Thread(target=work, args=(n, m)) for n, m in enumerate(models)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(results) == 3
+    assert len(results) == 4
     assert all(count == 20 for _, count in results.values())
     assert all(torch.equal(a, b) for a, b in zip(results[0][0], results[1][0], strict=True))
     assert want

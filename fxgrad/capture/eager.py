@@ -227,7 +227,8 @@ class Session(TorchFunctionMode):
                 op, target, word, stem, self._path, self._type, func, refs, self._template(args),
                 {key: self._template(value) for key, value in kwargs.items()},
                 tuple(describe_output(position, tensor) for position, tensor in found),
-                None if op in ("placeholder", "output") else self._source(), enabled, op == "call_module" and frozen(self.modules.root.get_submodule(target)),
+                None if op in ("placeholder", "output") else self._source(), enabled,
+                op == "call_module" and frozen(self.modules.root.get_submodule(target)),
                 tuple(self._seen(tensor) for _, tensor in found),
             )  # fmt: skip
         self.calls.append(old)

@@ -81,10 +81,9 @@ class LearningRun(Session):
         if any(True for _ in tensors_in(result)):
             self._record_leaf(place, inputs, args, kwargs, result)
             self._numbers[node] = len(self.calls) - 1
-        outputs = (self._lookup(tensor) for _, tensor in tensors_in(result))
-        self.spans.append(ModuleSpan(
-            place.path, place.type, tuple(r for r in inputs if r is not None), tuple(r for r in outputs if r is not None),
-        ))  # fmt: skip
+        given = tuple(ref for ref in inputs if ref is not None)
+        returned = tuple(ref for ref in self._refs((result,), {}) if ref is not None)
+        self.spans.append(ModuleSpan(place.path, place.type, given, returned))
         return result
 
     def _write(

@@ -127,6 +127,10 @@ def _has_proxy(value: Any) -> bool:
     return isinstance(value, slice) and any(map(_has_proxy, (value.start, value.stop, value.step)))
 
 
+# torch.fx patches nn.Module while it traces; two traces at once would restore each other's patches.
+_ONE_AT_A_TIME = threading.RLock()
+
+
 class FaithfulTracer(fx.Tracer):
     """Traces one model.  Reasons against the trace gather in ``refusals``, since user code may swallow exceptions."""
 
@@ -159,7 +163,7 @@ class FaithfulTracer(fx.Tracer):
         self,
         root_fn: Callable[..., Any],
         is_module: bool,  # noqa: FBT001  # fx's signature
-        concrete_args: Any = None,  # noqa: FBT001  # fx's signature
+        concrete_args: Any = None,  # fx's signature
     ) -> Any:
         """Placeholders in the structure of the real arguments."""
         del is_module, concrete_args
@@ -208,6 +212,12 @@ class FaithfulTracer(fx.Tracer):
         """Our proxies, for nodes of this tracer."""
         return FaithfulProxy(node, self)
 
+    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
+        """Parameters and buffers become nodes, in the thread that traces."""
+        if threading.get_ident() != self._thread:
+            return attr_val
+        return super().getattr(attr, attr_val, parameter_proxy_cache)
+
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         """The leaf policy of all front ends."""
         del module_qualified_name
@@ -217,6 +227,8 @@ class FaithfulTracer(fx.Tracer):
         self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """A leaf becomes a node; any other module is entered, unless that would hide something."""
+        if threading.get_ident() != self._thread:  # torch.fx patches nn.Module for the whole process
+            return forward(*args, **kwargs)
         place = self.modules.places.get(id(m))
         if place is None:
             self.refuse(f"a module made in forward ({type(m).__name__})")
@@ -365,7 +377,7 @@ def trace(modules: ModuleMap, args: tuple[Any, ...], kwargs: dict[str, Any], nam
         if not place.leaf or place.module is root
     }
     try:
-        with torch.enable_grad():
+        with _ONE_AT_A_TIME, torch.enable_grad():
             graph = tracer.trace(root)
     except Exception as error:
         reasons = "; ".join(dict.fromkeys(tracer.refusals)) or f"{type(error).__name__}: {str(error).splitlines()[0]}"

@@ -34,7 +34,7 @@ class Scaled(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = self.fc(x) * self.alpha * self.factor * SCALE * SETTINGS["power"] + self.shift
         if self.extra is not None:
-            x = self.extra(x)
+            x = self.extra(x)  # noqa: S610  # a module, no database
         if self.training:
             x = F.dropout(x, 0.2)
         return x * self.options["beta"] * len(self.options["names"])
