@@ -1,7 +1,12 @@
 from __future__ import annotations
 
+import copy
 import json
 import math
+import os
+import stat
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -9,8 +14,20 @@ from hypothesis import strategies as st
 
 import fxgrad
 from fxgrad.errors import FlowFileError
-from fxgrad.schema import Statistics
-from fxgrad.store import from_json, to_json
+from fxgrad.schema import (
+    REASONS,
+    BlindSpot,
+    CaptureReport,
+    Consumer,
+    Edge,
+    EventInfo,
+    GradientFlow,
+    Node,
+    ParameterRecord,
+    Site,
+    Statistics,
+)
+from fxgrad.store import from_json, to_json, write_whole
 from tests import flows
 
 FLOWS = [flows.chain(), flows.chain(level="norm"), flows.residual(), flows.special(), flows.nested(2, 3)]
@@ -26,10 +43,64 @@ def test_a_flow_equals_its_own_copy_from_a_file(flow, tmp_path) -> None:
     json.loads(text, parse_constant=pytest.fail)
 
 
-@pytest.mark.parametrize("word", flows.NASTY)
-def test_any_name_survives(word) -> None:
+@pytest.mark.parametrize("word", [*flows.NASTY, "a file name that is no text: \udc80"])
+def test_any_name_survives(word, tmp_path) -> None:
     flow = flows.named(word)
     assert from_json(to_json(flow)) == flow
+    flow.to_json(tmp_path / "flow.json")
+    assert fxgrad.load(tmp_path / "flow.json") == flow
+
+
+WORDS = st.text(st.characters(codec=None), max_size=12)
+NUMBERS = st.floats(allow_nan=True)
+COUNTS = st.none() | st.integers(0, 2**63)
+
+
+@st.composite
+def some_statistics(draw: st.DrawFn) -> Statistics | None:
+    if draw(st.booleans()):
+        return draw(st.none() | st.builds(Statistics, st.just("norm"), st.integers(0), NUMBERS))
+    extremes = [draw(st.none() | NUMBERS) for _ in range(4)]
+    return Statistics("full", draw(st.integers(0)), draw(NUMBERS), *extremes, *(draw(COUNTS) for _ in range(6)))
+
+
+@st.composite
+def some_flows(draw: st.DrawFn) -> GradientFlow:
+    keys = draw(st.lists(WORDS, min_size=1, max_size=4, unique=True))
+    line = st.none() | WORDS
+    nodes = [
+        Node(key, *(draw(WORDS) for _ in range(5)), draw(st.integers(0, 9)), draw(line))  # type: ignore[call-arg]
+        for key in keys
+    ]
+    consumers = st.builds(Consumer, st.sampled_from(keys), WORDS)
+    shapes = st.lists(st.integers(0, 2**40), max_size=4).map(tuple)
+    sites = st.builds(
+        Site, st.sampled_from(nodes), WORDS, shapes, WORDS, WORDS, some_statistics(), st.none() | consumers, line
+    )
+    reasons = st.sampled_from(sorted(REASONS))
+    several = {"max_size": 4}
+    return GradientFlow(
+        tuple(nodes),
+        tuple(draw(st.lists(sites, **several))),
+        tuple(draw(st.lists(st.builds(Edge, st.sampled_from(keys), WORDS, consumers, some_statistics()), **several))),
+        tuple(draw(st.lists(st.builds(
+            ParameterRecord, WORDS, shapes, WORDS, WORDS, st.booleans(), some_statistics(),
+            st.lists(WORDS).map(tuple), some_statistics(), st.none() | reasons,
+        ), **several))),
+        tuple(draw(st.lists(st.builds(BlindSpot, st.sampled_from(keys), WORDS, reasons, WORDS), **several))),
+        draw(st.builds(
+            CaptureReport, st.sampled_from(["symbolic", "eager"]), WORDS, WORDS, st.booleans(), WORDS,
+            st.lists(st.tuples(WORDS, WORDS)).map(tuple),
+        )),
+        draw(st.builds(EventInfo, st.integers(0), st.integers(0), WORDS, st.sampled_from(["norm", "full"]))),
+    )  # fmt: skip
+
+
+@given(some_flows())
+def test_any_flow_survives(flow) -> None:
+    text = to_json(flow)
+    assert from_json(text) == flow
+    assert to_json(from_json(text)) == text
 
 
 @given(norm=st.floats(allow_nan=True), numel=st.integers(0, 2**70), count=st.none() | st.integers(0, 10**12))
@@ -48,7 +119,7 @@ def test_nan_equals_nan() -> None:
 
 def test_every_truncation_is_damage() -> None:
     text = to_json(flows.chain(1)).rstrip()
-    for length in range(0, len(text), 7):
+    for length in range(len(text)):
         with pytest.raises(FlowFileError, match="here"):
             from_json(text[:length], "here")
 
@@ -83,6 +154,55 @@ def test_damage_is_named(path, value, said, tmp_path) -> None:
     assert str(file) in str(error.value)
 
 
+def places(content: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The path to each value inside ``content``."""
+    steps = content.items() if isinstance(content, dict) else enumerate(content) if isinstance(content, list) else ()
+    for step, inner in steps:
+        yield (*path, step)
+        yield from places(inner, (*path, step))
+
+
+def changed(content: Any, path: tuple[Any, ...], *value: object) -> str:
+    """The text with another value at ``path``, or with none."""
+    result = inner = copy.deepcopy(content)
+    for step in path[:-1]:
+        inner = inner[step]
+    if value:
+        inner[path[-1]] = value[0]
+    else:
+        del inner[path[-1]]
+    return json.dumps(result)
+
+
+def test_a_wrong_type_anywhere_is_damage() -> None:
+    content = json.loads(to_json(flows.residual()))
+    for path in places(content):
+        for wrong in ({"odd": 1}, [[[]]], 1.5, "odd words", True):
+            text = changed(content, path, wrong)
+            try:
+                flow = from_json(text, "here")
+            except FlowFileError as error:
+                assert str(error).startswith("here")  # noqa: PT017  # most places refuse, some may take it
+            else:
+                assert json.loads(to_json(flow)) == json.loads(text), path
+                assert type(wrong) in (str, float, bool), path
+
+
+def test_a_missing_field_anywhere_is_damage() -> None:
+    content = json.loads(to_json(flows.residual()))
+    for path in places(content):
+        if isinstance(path[-1], str):
+            with pytest.raises(FlowFileError, match="here"):
+                from_json(changed(content, path), "here")
+
+
+@pytest.mark.parametrize("number", ["1e999", "-1e999", "9" * 400, "9" * 5000])
+def test_numbers_beyond_the_range_are_damage(number) -> None:
+    text = to_json(flows.chain(1)).replace('"l2_norm":0.1,', f'"l2_norm":{number},')
+    with pytest.raises(FlowFileError, match="here"):
+        from_json(text, "here")
+
+
 def test_unknown_fields_are_damage() -> None:
     content = json.loads(to_json(flows.chain(1)))
     content["flow"]["nodes"][0]["colour"] = "red"
@@ -96,8 +216,12 @@ def test_bare_nan_is_no_json() -> None:
 
 
 def test_missing_and_unwritable_files(tmp_path) -> None:
+    for path in (tmp_path / "none.json", tmp_path, "null\0byte"):
+        with pytest.raises(FlowFileError, match="cannot be read"):
+            fxgrad.load(path)
+    (tmp_path / "latin.json").write_bytes(b'{"format": "\xe4"}')
     with pytest.raises(FlowFileError, match="cannot be read"):
-        fxgrad.load(tmp_path / "none.json")
+        fxgrad.load(tmp_path / "latin.json")
     with pytest.raises(FlowFileError, match="cannot be written"):
         flows.chain().to_json(tmp_path / "no" / "folder" / "flow.json")
 
@@ -115,3 +239,32 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch) -> None:
         flows.chain(2).to_json(path)
     assert path.read_text(encoding="utf-8") == before
     assert [file.name for file in tmp_path.iterdir()] == ["flow.json"]
+
+
+def test_text_that_cannot_be_encoded_leaves_nothing_behind(tmp_path) -> None:
+    with pytest.raises(FlowFileError, match="cannot be written"):
+        write_whole(tmp_path / "flow.svg", "\udc80")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_others_may_read_a_new_file_and_an_old_one_keeps_its_mode(tmp_path) -> None:
+    umask = os.umask(0o022)
+    try:
+        flows.chain(1).to_json(tmp_path / "new.json")
+    finally:
+        os.umask(umask)
+    assert stat.S_IMODE((tmp_path / "new.json").stat().st_mode) == 0o644
+    (tmp_path / "new.json").chmod(0o640)
+    flows.chain(2).to_json(tmp_path / "new.json")
+    assert stat.S_IMODE((tmp_path / "new.json").stat().st_mode) == 0o640
+
+
+def test_a_link_stays_a_link_and_a_device_a_device(tmp_path) -> None:
+    (tmp_path / "real.json").write_text("old", encoding="utf-8")
+    (tmp_path / "link.json").symlink_to("real.json")
+    flows.chain(1).to_json(tmp_path / "link.json")
+    assert (tmp_path / "link.json").is_symlink()
+    assert fxgrad.load(tmp_path / "real.json") == flows.chain(1)
+    (tmp_path / "null").symlink_to(os.devnull)
+    flows.chain(1).to_json(tmp_path / "null")
+    assert (tmp_path / "null").is_char_device()

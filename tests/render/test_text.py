@@ -7,6 +7,7 @@ from rich.console import Console
 
 from fxgrad.errors import OptionError
 from fxgrad.render.text import summary
+from fxgrad.schema import Statistics
 from tests import flows
 
 
@@ -58,6 +59,39 @@ def test_names_are_no_markup(word) -> None:
     text = printed(flows.named(word))
     if word.startswith("[red]"):
         assert word in text
+
+
+def test_names_neither_steer_the_terminal_nor_turn_into_pictures() -> None:
+    text = printed(flows.named("a\x1b[2Jb\\")) + summary(flows.named("a\x1b[2Jb\\"))
+    assert "\x1b" not in text
+    assert "a\\x1b[2Jb\\ (loss at the top" in text
+    assert ":smile:" in printed(flows.named(":smile:"))
+
+
+def test_a_leaf_module_is_shown_with_its_class() -> None:
+    assert "block.fc Linear" in printed(flows.residual())
+
+
+def test_a_narrow_terminal_cuts_no_number() -> None:
+    console = Console(width=50, no_color=True)
+    with console.capture() as capture:
+        console.print(flows.nested(2, 2).table())
+    assert "…" not in "".join(rows(capture.get()))
+
+
+def test_shares_of_zeros_say_none_and_all_only_where_it_is_so() -> None:
+    counts = [0, 1, 500, 999, 1000]
+    nodes = [flows.node(f"/op{n}") for n in counts]
+    sites = [flows.site(n, flows.full(1.0, zero=z, numel=1000)) for n, z in zip(nodes, counts, strict=True)]
+    sites.append(flows.site(flows.node("/unknown"), Statistics("norm", 8, 1.0)))
+    found = rows(printed(flows.flow([*nodes, flows.node("/unknown")], sites, [])))
+    shares = [line.split("│")[6].strip() for line in reversed(found)]
+    assert shares == ["0%", "<1%", "50%", ">99%", "100%", ""]
+
+
+def test_norms_that_lie_close_together_get_long_bars() -> None:
+    bars = [line.count("#") for line in rows(printed(flows.chain(2, factor=0.9)))]
+    assert min(bars) >= 11
 
 
 @pytest.mark.parametrize("limit", [0, -1, True, "3"])
