@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 import traceback
+import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -48,6 +49,8 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print no table.")]
 
 def main() -> None:
     """Run the command line that this process was started with."""
+    # torch warns where NumPy is not installed, which neither torch nor fxgrad requires.
+    warnings.filterwarnings("ignore", message="Failed to initialize NumPy", category=UserWarning)
     app(prog_name="fxgrad")
 
 
