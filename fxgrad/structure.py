@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-
 _DEPTH = 8  # a bound, for structures that contain themselves
 
 

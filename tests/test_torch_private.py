@@ -17,7 +17,7 @@ def test_our_own_calls_are_not_intercepted() -> None:
 
     x = torch.ones(2)
     with Refuse(), torch_private.without_torch_function():
-        assert (x + 1).sum() == 4  # noqa: PLR2004
+        assert (x + 1).sum() == 4
 
 
 def test_a_functorch_transform_is_seen() -> None:
@@ -62,13 +62,13 @@ def test_backwards_have_numbers() -> None:
         y = x * 2
         y.register_hook(lambda _: numbers.append(torch_private.current_backward()))
         (y * 3).sum().backward()
-    assert len(set(numbers)) == 2  # noqa: PLR2004
+    assert len(set(numbers)) == 2
 
 
 def test_registries_and_hooks_of_modules() -> None:
     model = nn.Sequential(nn.BatchNorm1d(2))
     assert [set(r) for r in torch_private.registries_of(model)] == [{"0"}]
-    assert len(list(torch_private.registries_of(model[0]))) == 2  # noqa: PLR2004
+    assert len(list(torch_private.registries_of(model[0]))) == 2
     assert not torch_private.has_hooks(model)
     for register in ("register_forward_hook", "register_forward_pre_hook", "register_full_backward_hook"):
         handle = getattr(model, register)(lambda *_: None)

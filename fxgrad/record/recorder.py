@@ -122,9 +122,7 @@ class Recorder:
         except Exception as error:  # noqa: BLE001  # the user's backward must go on, whatever the gradient is
             part.failures[index] = f"{type(error).__name__}: {error}".splitlines()[0]
 
-    def _write(
-        self, part: Part, owner: Owner, index: int, gradient: Tensor, *, escalate: bool
-    ) -> Reading:
+    def _write(self, part: Part, owner: Owner, index: int, gradient: Tensor, *, escalate: bool) -> Reading:
         if functorch_active():
             message = "a torch.func transform is running, whose gradients have no storage to reduce"
             raise NotImplementedError(message)

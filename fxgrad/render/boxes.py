@@ -68,7 +68,7 @@ def boxes_of(flow: GradientFlow, depth: int | None, *, fold: bool) -> tuple[list
     else:
         found = _at_depth(flow, depth, fold=fold)
     number = {node.key: n for n, box in enumerate(found) for node in _all_nodes(box)}
-    _find_outputs(flow, found, number)
+    _find_outputs(flow, found)
     return found, number
 
 
@@ -116,7 +116,7 @@ def _signature(box: Box) -> object:
     return (box.container, box.path.rpartition(".")[0], box.type, inner)
 
 
-def _find_outputs(flow: GradientFlow, boxes: list[Box], number: dict[str, int]) -> None:
+def _find_outputs(flow: GradientFlow, boxes: list[Box]) -> None:
     """The sites that somebody outside of a box uses: what the box receives its gradient through."""
     users: dict[str, set[str]] = {}
     for edge in flow.edges:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from fxgrad.errors import OptionError
 from fxgrad.graph import joint_norm, ratios
 from fxgrad.render.boxes import Box, boxes_of
 from fxgrad.render.palette import LOOKS, Scale, text_colour
-from fxgrad.render.words import Look, check_norm, look_of, norm_words, number, shape_words, short_source
+from fxgrad.render.words import Look, check_norm, look_of, norm_words, number, shape_words
 from fxgrad.schema import GradientFlow, NormWord, Site, Statistics
 from fxgrad.store import write_whole
 
@@ -157,9 +158,10 @@ class _Picture:
         if any(look_of(site.statistics) == "nonfinite" for site in inner):
             return "nonfinite"
         outer = [look_of(site.statistics) for site in (box.outputs or inner) if site.measured]
-        for look in ("measured", "outside_range", "zero"):
+        ranked: tuple[Look, ...] = ("measured", "outside_range", "zero")
+        for look in ranked:
             if look in outer:
-                return look  # type: ignore[return-value]  # one of the three words
+                return look
         return "not_measured"
 
     @property
@@ -253,11 +255,11 @@ class _Picture:
                 fill = self.scale.colour(value)
                 names.append(f"legend{index}")
                 legend.node(names[-1], label=number(value), fillcolor=fill, fontcolor=text_colour(fill),
-                            tooltip="legend", **{"style": "filled", "color": "#333333", "height": "0.3"})  # fmt: skip
+                            tooltip="legend", style="filled", color="#333333", height="0.3")  # fmt: skip
             for look in looks:
                 names.append(f"legend_{look}")
                 legend.node(names[-1], label=_text(_WORDS[look].split("\n")), tooltip="legend", **LOOKS[look])
-            for one, two in zip(names, names[1:], strict=False):
+            for one, two in pairwise(names):
                 legend.edge(one, two, style="invis")
 
 

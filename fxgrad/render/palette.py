@@ -9,7 +9,15 @@ from __future__ import annotations
 
 import math
 
-_ANCHORS = ((0, 32, 76), (45, 62, 107), (87, 92, 109), (124, 123, 120), (166, 157, 117), (211, 193, 100), (255, 233, 69))
+_ANCHORS = (
+    (0, 32, 76),
+    (45, 62, 107),
+    (87, 92, 109),
+    (124, 123, 120),
+    (166, 157, 117),
+    (211, 193, 100),
+    (255, 233, 69),
+)
 _LINEAR = 0.04045  # below it sRGB is linear (IEC 61966-2-1)
 DECADES = 2.0  # a scale shorter than this is stretched to it, or round-off would look like a fault
 

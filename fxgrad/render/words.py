@@ -26,7 +26,7 @@ def check_norm(flow: GradientFlow, norm: str) -> NormWord:
     if norm == "max_abs" and flow.event.level == "norm":
         message = "norm='max_abs' was not measured in this flow; measure with statistics='full'"
         raise OptionError(message)
-    return norm  # type: ignore[return-value]  # checked above
+    return next(known for known in NORMS if known == norm)
 
 
 def look_of(statistics: Statistics | None) -> Look:

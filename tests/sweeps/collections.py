@@ -79,10 +79,10 @@ def _detection(name: str, options: dict[str, Any]) -> Built:
     images = [torch.rand(3, 64, 64), torch.rand(3, 72, 64)]
     target: dict[str, Tensor] = {
         "boxes": torch.tensor([[5.0, 5.0, 40.0, 50.0]]), "labels": torch.tensor([1]),
-        "masks": (torch.rand(1, 64, 64) > 0.5).to(torch.uint8), "keypoints": torch.rand(1, 17, 3) * 20 + 10,  # noqa: PLR2004
+        "masks": (torch.rand(1, 64, 64) > 0.5).to(torch.uint8), "keypoints": torch.rand(1, 17, 3) * 20 + 10,
     }  # fmt: skip
     target["keypoints"][..., 2] = 1.0
-    second = dict(target, masks=(torch.rand(1, 72, 64) > 0.5).to(torch.uint8))  # noqa: PLR2004
+    second = dict(target, masks=(torch.rand(1, 72, 64) > 0.5).to(torch.uint8))
     return model, (images, [target, second]), {}, lambda losses: torch.stack(list(losses.values())).sum()
 
 
