@@ -25,7 +25,9 @@ def insert_probes(graph: fx.Graph, numbers: Mapping[fx.Node, int]) -> fx.Graph:
     copies: dict[fx.Node, fx.Node] = {}
     returned = result.graph_copy(graph, val_map=copies)
     result.output(returned)
-    for node in list(graph.nodes):
+    placeholders = [node for node in graph.nodes if node.op == "placeholder"]
+    others = [node for node in graph.nodes if node.op != "placeholder"]
+    for node in [*reversed(placeholders), *others]:  # all probes of placeholders go behind the last placeholder
         if node in numbers:
             _probe_behind(result, copies[node], numbers[node])
     _ensure(result, len(numbers))
