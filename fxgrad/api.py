@@ -184,7 +184,10 @@ def _run(
     except FxgradError:
         raise
     except Exception as error:
-        shapes = ", ".join(f"{position or 'input'}: {tuple(t.shape)}" for position, t in tensors_in((args, kwargs)))
+        given = {"args": args, "kwargs": kwargs}
+        shapes = ", ".join(
+            f"{name}{position}: {tuple(t.shape)}" for name in given for position, t in tensors_in(given[name])
+        )
         message = f"{name} raised {type(error).__name__} when called with tensors ({shapes}): {error}"
         raise ModelError(message) from error
     if loss is None:

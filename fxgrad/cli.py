@@ -168,6 +168,8 @@ def demo(
 
 def _present(flow: GradientFlow, paths: list[Path], view: View, *, quiet: bool) -> None:
     """Print the flow unless ``quiet``, then write the files and say where they are."""
+    from rich.text import Text
+
     from fxgrad.command.outputs import plain_text, write_all
     from fxgrad.render.text import summary
 
@@ -176,7 +178,7 @@ def _present(flow: GradientFlow, paths: list[Path], view: View, *, quiet: bool) 
     elif sys.stdout.isatty():
         console = Console()
         console.print(flow.table(norm=view.norm))
-        console.print(summary(flow))
+        console.print(Text(summary(flow)))  # names are no markup
     else:
         typer.echo(plain_text(flow, view), nl=False)
     write_all(flow, paths, view)

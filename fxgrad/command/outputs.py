@@ -15,6 +15,7 @@ from pathlib import Path
 from tempfile import NamedTemporaryFile
 
 from rich.console import Console
+from rich.text import Text
 
 from fxgrad.errors import GraphvizMissingError, OptionError
 from fxgrad.render.text import summary
@@ -44,7 +45,7 @@ def plain_text(flow: GradientFlow, view: View) -> str:
     buffer = StringIO()
     console = Console(file=buffer, width=_TEXT_WIDTH)
     console.print(flow.table(norm=view.norm))
-    console.print(summary(flow), soft_wrap=True)
+    console.print(Text(summary(flow)), soft_wrap=True)  # names are no markup
     return buffer.getvalue()
 
 

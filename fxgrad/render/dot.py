@@ -195,7 +195,7 @@ class _Picture:
             return ["output"]
         kind = node.module_type if node.op == "call_module" else node.op.replace("call_", "")
         lines = [_short(node.key), _short(kind)]
-        lines += [shape_words(site) + site.output_position for site in box.outputs[:3]]
+        lines += [_short(shape_words(site) + site.output_position) for site in box.outputs[:3]]
         if len(box.outputs) > 3:  # noqa: PLR2004  # as many as a label holds
             lines.append(f"... {len(box.outputs)} tensors")
         lines.append(self._norm_words(box.outputs) + self._gain(box.outputs))
