@@ -40,6 +40,11 @@ class Box:
         """Whether it is one node and not a module."""
         return not self.path
 
+    @property
+    def all_nodes(self) -> list[Node]:
+        """Its nodes, those of folded blocks included, in order."""
+        return [node for block in self.blocks for node in block.nodes] or self.nodes
+
 
 def container_of(node: Node, called: frozenset[str]) -> tuple[str, ...]:
     """The modules around a node, outermost first.
@@ -67,13 +72,9 @@ def boxes_of(flow: GradientFlow, depth: int | None, *, fold: bool) -> tuple[list
             found = deeper
     else:
         found = _at_depth(flow, depth, fold=fold)
-    number = {node.key: n for n, box in enumerate(found) for node in _all_nodes(box)}
+    number = {node.key: n for n, box in enumerate(found) for node in box.all_nodes}
     _find_outputs(flow, found)
     return found, number
-
-
-def _all_nodes(box: Box) -> list[Node]:
-    return [node for block in box.blocks for node in block.nodes] or box.nodes
 
 
 def _at_depth(flow: GradientFlow, depth: int, *, fold: bool) -> list[Box]:

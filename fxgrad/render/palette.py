@@ -34,6 +34,9 @@ LOOKS: dict[str, dict[str, str]] = {
         "style": "filled,dotted", "color": "#000000", "fillcolor": "#eeeeee", "penwidth": "2", "fontcolor": "#000000",
     },
 }  # fmt: skip
+#: What marks one of the biggest drops, and the edges through which the larger gradient came; width tells it in grey.
+DROP = {"color": "#d55e00", "penwidth": "4"}
+DROP_EDGE = {"color": "#d55e00", "penwidth": "4"}
 
 
 def luminance(colour: str) -> float:

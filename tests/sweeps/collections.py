@@ -65,9 +65,11 @@ def _shape(name: str, kind: str) -> tuple[int, ...]:
     if ".video" in kind:
         if name.startswith("mvit"):
             return (1, 3, 16, 224, 224)
-        return (2, 3, 16, 64, 64) if name == "s3d" else (2, 3, 4, 32, 32)
+        return (1, 3, 16, 224, 224) if name == "s3d" else (2, 3, 4, 32, 32)
     if "inception" in name:
         return (2, 3, 299, 299)
+    if name == "vit_h_14":
+        return (2, 3, 56, 56)
     return (2, 3, 224, 224) if name.startswith(("maxvit", "alexnet")) else (2, 3, 64, 64)
 
 

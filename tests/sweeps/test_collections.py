@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import HealthCheck, given, settings
 
 from tests import strategies
 from tests.runs import assert_same_run, plain_run
@@ -59,17 +60,27 @@ def test_there_are_enough_families() -> None:
     assert len(TIMM) >= 30
 
 
-def same_on_random_models(first: int, last: int) -> None:
+@QUIET
+@given(case=strategies.random_models())
+@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+def test_models_that_hypothesis_builds(case: strategies.RandomCase) -> None:
+    same(case)
+
+
+def same(case: strategies.RandomCase) -> None:
     import fxgrad
 
+    model, args, kwargs = case.build()
+    watched, _, _ = case.build()
+    with fxgrad.watch(watched):
+        for step in range(3):
+            want = plain_run(model, args, kwargs, case.loss, seed=step)
+            assert_same_run(plain_run(watched, args, kwargs, case.loss, seed=step), want)
+
+
+def same_on_random_models(first: int, last: int) -> None:
     for seed in range(first, last):
-        case = strategies.random_model(seed)
-        model, args, kwargs = case.build()
-        watched, _, _ = case.build()
-        with fxgrad.watch(watched):
-            for step in range(3):
-                want = plain_run(model, args, kwargs, case.loss, seed=step)
-                assert_same_run(plain_run(watched, args, kwargs, case.loss, seed=step), want)
+        same(strategies.random_model(seed))
 
 
 @QUIET
