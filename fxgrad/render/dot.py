@@ -26,7 +26,9 @@ _WORDS: dict[Look, tuple[str, ...]] = {
     "outside_range": ("0 or Inf in float32:", "measure with 'full'"),
     "not_measured": ("not measured",),
 }
-_DROP_WORDS = ("DROP: among the", "biggest losses")
+_FOLDER = {"shape": "folder"}
+_STACK = {"shape": "box3d", "margin": "0.2,0.12"}  # its front face is smaller than the box
+_DROP_WORDS = ("DROP: the gradient shrinks", "to less than 1/20 here")
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +150,7 @@ class _Picture:
         if box.single and box.nodes[0].op == "output":
             attributes = {"shape": "plaintext", "fontcolor": "#444444"}
         if not box.single:
-            attributes.setdefault("shape", "box3d" if box.blocks else "folder")
+            attributes = (_STACK if box.blocks else _FOLDER) | attributes
         if self.labels.drops(box) and look != "nonfinite":
             attributes |= DROP
         words, tooltip = self.labels.label(box), self.labels.tooltip(box)
@@ -172,25 +174,28 @@ class _Picture:
         return f"{use}: {self.norm} {norm_words(edge.statistics, self.norm)}" if edge.measured else use
 
     def _legend(self, graph: Any) -> None:
-        """One row, so that it takes no height from the graph beside it."""
+        """In one row, so that it takes no height from the graph beside it."""
         with graph.subgraph(name="cluster_legend") as legend:
             legend.attr(label=_text(f"{self.norm}, log scale"), style="rounded", color="#dddddd", fontsize="11",
-                        rank="same", labelloc="t", labeljust="l")  # fmt: skip
-            names = []
-            for index, value in enumerate(self.scale.steps()):
-                fill = self.scale.colour(value)
-                names.append(f"legend{index}")
-                legend.node(names[-1], label=number(value), fillcolor=fill, fontcolor=text_colour(fill),
-                            tooltip="legend", style="filled", color="#333333")  # fmt: skip
-            for look, words in _WORDS.items():
-                if look in self.looks:
-                    names.append(f"legend_{look}")
-                    legend.node(names[-1], label=_text(words), tooltip="legend", **LOOKS[look])
-            if self.dropped:
-                names.append("legend_drop")
-                legend.node(names[-1], label=_text(_DROP_WORDS), tooltip="legend", **DROP)
-            for one, two in pairwise(names):
-                legend.edge(one, two, style="invis")
+                        labelloc="t", labeljust="l")  # fmt: skip
+            # A cluster itself cannot be a rank.
+            with legend.subgraph() as row:
+                row.attr(rank="same")
+                self._swatches(row)
+
+    def _swatches(self, row: Any) -> None:
+        swatches: list[tuple[str, Iterable[str], dict[str, str]]] = []
+        for index, value in enumerate(self.scale.steps()):
+            fill = self.scale.colour(value)
+            colours = {"style": "filled", "color": "#333333", "fillcolor": fill, "fontcolor": text_colour(fill)}
+            swatches.append((f"legend{index}", [number(value)], colours))
+        swatches += [(f"legend_{look}", words, LOOKS[look]) for look, words in _WORDS.items() if look in self.looks]
+        if self.dropped:
+            swatches.append(("legend_drop", _DROP_WORDS, DROP))
+        for name, words, attributes in swatches:
+            row.node(name, label=_text(words), tooltip="legend", **attributes)
+        for one, two in pairwise(swatches):
+            row.edge(one[0], two[0], style="invis")
 
 
 def _haste(boxes: int) -> dict[str, str]:

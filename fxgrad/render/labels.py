@@ -14,6 +14,7 @@ from fxgrad.schema import BlindSpot, GradientFlow, Node, NormWord, Site, Statist
 
 _NAME = 44  # characters of a name in a label; the tooltip has all of it
 _TENSORS = 3  # outputs of one node that its label lists
+_DROP = 0.05  # ratio below which a drop is marked; where healthy networks branch and join, 0.1 is usual
 _INNER = 40  # nodes of a collapsed box that its tooltip lists
 
 
@@ -25,7 +26,7 @@ class Labels:
         self._sites = sites_of(flow)
         self._gains = Gains(flow)
         self._ratios = ratios(flow)
-        self._drops = {drop.site.id: drop for drop in biggest_drops(flow)}
+        self._drops = {drop.site.id: drop for drop in biggest_drops(flow, below=_DROP)}
         self._spots: dict[str, list[BlindSpot]] = {}
         for spot in flow.blind_spots:
             self._spots.setdefault(spot.key, []).append(spot)
@@ -50,7 +51,7 @@ class Labels:
         return next((look for look in ranked if look in outer), "not_measured")
 
     def drops(self, box: Box) -> list[Drop]:
-        """Those of the biggest drops of the flow (as marked in its table) that lie in this box."""
+        """Those of the biggest drops of the flow that lie in this box, if they are below a twentieth."""
         return [self._drops[site.id] for site in self._inner(box) if site.id in self._drops]
 
     def _inner(self, box: Box) -> list[Site]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import importlib.util
 import sys
 from pathlib import Path
 from typing import Any
@@ -53,11 +52,21 @@ def _with_progress(dot: str) -> str | None:
 
 def lay_out(dot: str) -> str | None:
     """SVG text of DOT text; None where no engine is installed."""
-    if importlib.util.find_spec("pygraphviz") is not None:
+    try:
         import pygraphviz
+    except ImportError:  # not installed, or built against a Graphviz that is no longer there
+        return _by_program(dot)
+    graph = pygraphviz.AGraph(string=dot)
+    # From 1,000 nodes on draw() would write a warning to stderr, past whoever called us; to_svg shows progress instead.
+    graph.number_of_nodes = lambda: 0
+    try:
+        drawn: bytes = graph.draw(format="svg", prog="dot")
+    finally:
+        graph.close()
+    return drawn.decode("utf-8")
 
-        drawn: bytes = pygraphviz.AGraph(string=dot).draw(format="svg", prog="dot")
-        return drawn.decode("utf-8")
+
+def _by_program(dot: str) -> str | None:
     try:
         return str(graphviz.Source(dot).pipe(format="svg", encoding="utf-8"))
     except graphviz.ExecutableNotFound:

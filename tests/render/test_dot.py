@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from pathlib import Path
 
 import pytest
 
 from fxgrad.errors import FlowFileError, OptionError
+from fxgrad.schema import Statistics
 from tests import flows
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -41,9 +43,49 @@ def test_every_look_is_there_and_in_the_legend() -> None:
 
 def test_labels_say_shape_dtype_norm_and_gain_and_tooltips_the_source() -> None:
     text = flows.chain(2).to_dot()
-    assert r"/op0\nfunction\n2x4 float32\n0.01, x0.1" in text
+    assert r"/op1 (function)\n2x4 float32\nl2_norm 0.1, gain 0.1" in text
+    assert "ratio to the sites nearer to the loss 0.1" in text
     assert "/home/user/net.py:4" in text
     assert "zero_count 0" in text
+
+
+def test_a_collapsed_box_says_type_count_norm_and_gain() -> None:
+    text = flows.nested(2, 10).to_dot(depth=1)
+    assert r"body.0 (Block, 10 nodes)\nl2_norm 0.001, gain 1e+03" in text
+    assert r"body.0 ... body.2\n3x Block, 6 nodes\nl2_norm " in flows.nested(3, 2).to_dot(depth=1)
+
+
+def test_nan_inside_of_a_collapsed_box_shows_outside() -> None:
+    flow = flows.nested(2, 4)
+    bad = flow.sites[2]
+    sites = tuple(dataclasses.replace(s, statistics=flows.full(1.0, nan=3)) if s == bad else s for s in flow.sites)
+    text = dataclasses.replace(flow, sites=sites).to_dot(depth=1)
+    assert r"3 NaN at op1" in text
+    assert "octagon" in text
+
+
+def test_steep_drops_are_marked_and_mild_ones_are_not() -> None:
+    steep = flows.chain(3, 0.01).to_dot()
+    assert r"DROP x0.01" in steep
+    assert "legend_drop" in steep
+    assert "DROP" not in flows.chain(3, 0.1).to_dot()
+
+
+def test_outputs_share_one_norm_and_say_what_is_special() -> None:
+    flow = flows.residual()
+    split = flow.sites[3:]
+
+    def text(*statistics):
+        sites = (
+            *flow.sites[:3],
+            *(dataclasses.replace(s, statistics=t) for s, t in zip(split, statistics, strict=True)),
+        )
+        return dataclasses.replace(flow, sites=sites).to_dot()
+
+    assert "l2_norm 5" in text(flows.full(3.0), flows.full(4.0))
+    assert "0 (all zero)" in text(flows.full(0.0, zero=8), flows.full(0.0, zero=8))
+    assert "2 NaN, 1 Inf" in text(flows.full(3.0, nan=2), flows.full(3.0, inf=1))
+    assert "part outside float32's range" in text(Statistics("norm", 8, 0.0), Statistics("norm", 8, 1.0))
 
 
 @pytest.mark.parametrize(

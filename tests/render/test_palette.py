@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from fxgrad.render.palette import LOOKS, Scale, colour, contrast, luminance, text_colour
+from fxgrad.render.palette import DROP, LOOKS, Scale, colour, contrast, luminance, text_colour
 
 
 def test_grey_print_keeps_the_order() -> None:
@@ -25,6 +25,10 @@ def test_text_can_be_read_everywhere() -> None:
 def test_looks_differ_by_more_than_colour() -> None:
     shapes = [(look.get("style"), look.get("shape"), look.get("peripheries")) for look in LOOKS.values()]
     assert len(set(shapes)) == len(LOOKS)
+
+
+def test_a_drop_differs_from_every_look_in_grey() -> None:
+    assert all(float(DROP["penwidth"]) > float(look.get("penwidth", "1")) for look in LOOKS.values())
 
 
 def test_colours_out_of_range_are_the_ends() -> None:

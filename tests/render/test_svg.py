@@ -1,12 +1,12 @@
 from __future__ import annotations
 
 import re
+import sys
 import xml.etree.ElementTree as ET  # our own output
 
 import pytest
 
 from fxgrad.errors import GraphvizMissingError
-from fxgrad.render import svg
 from tests import flows
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -23,7 +23,10 @@ def test_it_is_well_formed_and_deterministic(flow) -> None:
     assert flow.to_svg() == flow.to_svg()
 
 
-@pytest.mark.parametrize("word", flows.NASTY)
+NASTY = (*flows.NASTY, "&#8;", "&#xFFFF;", "&lt;script&gt;", "&eacute;", '\\"', "end\\", "\\N\\G\\l", "\ufffe\ud800")
+
+
+@pytest.mark.parametrize("word", NASTY)
 def test_names_cannot_inject_anything(word) -> None:
     root = drawn(flows.named(word), depth=0)
     allowed = {"svg", "g", "title", "polygon", "polyline", "path", "ellipse", "text", "a"}
@@ -33,6 +36,12 @@ def test_names_cannot_inject_anything(word) -> None:
         assert "href" not in names
         assert not any(name.startswith("on") for name in names)
     assert drawn(flows.named(word), depth=9).tag == f"{SVG}svg"
+
+
+@pytest.mark.parametrize("word", ["&amp;", "&lt;b&gt;", "&eacute;", '\\"', "end\\", "\\N\\G\\l", "<b>", "%s {0}"])
+def test_names_are_shown_as_they_are(word) -> None:
+    labels = [element.text or "" for element in drawn(flows.named(word), depth=9).iter(f"{SVG}text")]
+    assert any(label.startswith(f"m/{word} ") for label in labels)
 
 
 def test_a_long_name_is_short_in_the_label_and_whole_in_the_tooltip() -> None:
@@ -47,8 +56,14 @@ def test_writing_is_whole(tmp_path) -> None:
     assert flows.chain().to_svg(path) == path.read_text(encoding="utf-8")
 
 
+def test_a_large_flow_is_drawn_without_a_word(capfd) -> None:
+    root = drawn(flows.nested(120, 10), depth=9, fold=False)
+    assert sum(group.get("class") == "node" for group in root.iter(f"{SVG}g")) > 1200
+    assert "long time" not in capfd.readouterr().err
+
+
 def no_engine(monkeypatch) -> None:
-    monkeypatch.setattr(svg.importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setitem(sys.modules, "pygraphviz", None)  # importing it raises ImportError
     monkeypatch.setenv("PATH", "")
 
 
