@@ -27,6 +27,8 @@ from fxgrad.schema import (
     Statistics,
 )
 
+#: Stands for the output position of a blind spot that is no output: what happens inside of an external node.
+INSIDE = "(inside)"
 _CUTS = frozenset({"detach", "detach_", "data"})
 
 
@@ -131,10 +133,16 @@ class _Sites:
 
     def blind_spots(self) -> tuple[BlindSpot, ...]:
         """Every tensor without a measured gradient, with its reason."""
-        return tuple(
+        spots = [
             BlindSpot(self.plan.nodes[ref.call].key, ref.position, reason, detail)
             for ref, (reason, detail) in self.reasons.items()
-        )
+        ]
+        spots += [
+            BlindSpot(self.plan.nodes[number].key, INSIDE, "inside_leaf", f"{REASONS['inside_leaf']} ({call.word})")
+            for number, call in enumerate(self.plan.calls)
+            if call.op == "external"
+        ]
+        return tuple(spots)
 
     # ---- why a tensor has no gradient ----------------------------------------------------------------------
 

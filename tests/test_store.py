@@ -85,7 +85,7 @@ def some_flows(draw: st.DrawFn) -> GradientFlow:
         tuple(draw(st.lists(st.builds(Edge, st.sampled_from(keys), WORDS, consumers, some_statistics()), **several))),
         tuple(draw(st.lists(st.builds(
             ParameterRecord, WORDS, shapes, WORDS, WORDS, st.booleans(), some_statistics(),
-            st.lists(WORDS).map(tuple), some_statistics(), st.none() | reasons,
+            st.lists(WORDS).map(tuple), st.none() | reasons,
         ), **several))),
         tuple(draw(st.lists(st.builds(BlindSpot, st.sampled_from(keys), WORDS, reasons, WORDS), **several))),
         draw(st.builds(

@@ -71,6 +71,8 @@ def qualified(function: Callable[..., Any]) -> str:
     """``module.name`` of a function, as torch.fx writes targets."""
     name = getattr(function, "__qualname__", getattr(function, "__name__", type(function).__name__))
     module = getattr(function, "__module__", None)
+    if str(name).startswith("_VariableFunctionsClass."):  # where torch.sigmoid and its like are defined
+        return "torch." + str(name).partition(".")[2]
     return f"{module}.{name}" if module else str(name)
 
 

@@ -193,7 +193,7 @@ class Recorder:
                 return
             own = event.parts.pop(self.parameters, None)
             parameters = None if own is None else self._keep(self.parameters, own)
-            for owner, part in event.parts.items():
+            for owner, part in sorted(event.parts.items(), key=lambda item: item[0].number):
                 kept = self._keep(owner, part)
                 kept.parameters = parameters
                 self.history.append(kept)

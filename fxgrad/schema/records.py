@@ -274,7 +274,6 @@ class ParameterRecord(_HasStatistics):
         shape, dtype, device: of the parameter.
         requires_grad: False for a frozen parameter.
         statistics: of what *this* backward pass contributed; None where it contributed nothing.
-        accumulated: of the accumulated ``.grad`` after the backward pass; None where ``.grad`` is None or was not read.
         reason: why ``statistics`` is None, else None.
     """
 
@@ -285,7 +284,6 @@ class ParameterRecord(_HasStatistics):
     requires_grad: bool
     statistics: Statistics | None
     aliases: tuple[str, ...] = ()
-    accumulated: Statistics | None = None
     reason: Reason | None = None
 
 

@@ -19,7 +19,6 @@ Reason = Literal[
     "inside_leaf",
     "changed_through_view",
     "statistic_failed",
-    "no_backward",
 ]
 
 #: What each blind-spot reason means, in a sentence that a report can print.
@@ -34,5 +33,4 @@ REASONS: Mapping[Reason, str] = {
     "inside_leaf": "the value lives inside a module or function that is observed as one node",
     "changed_through_view": "the value was changed in place through a view, so autograd replaced its node",
     "statistic_failed": "the gradient arrived, but no statistic could be computed of it",
-    "no_backward": "no backward pass has run through this forward call",
 }

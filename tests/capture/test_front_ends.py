@@ -186,3 +186,30 @@ def test_a_ddp_wrapped_module(tmp_path: Any) -> None:
         assert watch.flow().site("module.1").measured
     finally:
         torch.distributed.destroy_process_group()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_what_no_front_end_can_see_is_one_external_node_whose_inside_is_blind() -> None:
+    class Double(torch.autograd.Function):
+        @staticmethod
+        def forward(_ctx: Any, x: Tensor) -> Tensor:
+            return x * 2
+
+        @staticmethod
+        def backward(_ctx: Any, g: Tensor) -> Tensor:
+            return g * 2
+
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.script = torch.jit.script(nn.Sequential(nn.Linear(4, 4), nn.ReLU()))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return Double.apply(self.script(x)).sum()
+
+    flow = fxgrad.gradient_flow(Outer(), torch.randn(2, 4))
+    external = [node.key for node in flow.nodes if node.op == "external"]
+    assert external == ["script", "/Double"]
+    assert flow.site("/Double").measured
+    assert flow.site("script").l2_norm == pytest.approx(2 * flow.site("/Double").l2_norm)
+    assert {spot.key for spot in flow.blind_spots if spot.reason == "inside_leaf"} == set(external)
