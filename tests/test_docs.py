@@ -37,7 +37,8 @@ PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
 _FENCE = re.compile(r"^```(?P<kind>\w*)[^\n]*\n(?P<code>.*?)^```[ ]*$", re.DOTALL | re.MULTILINE)
 _FILE = re.compile(r"# (?P<name>[\w-]+\.py)\n")
 _EXIT_CODE = re.compile(r"\s+# exit code (\d+)$")
-_LINK = re.compile(r"\[[^\]]*\]\((?P<target>[^)\s]+)\)")
+_LINK = re.compile(r"(?:\]\(|(?:src|href)=\")(?P<target>[^)\"\s]+)[)\"]")
+_LOCAL = re.compile(r"(?<![\w.])(?:/(?:home|root|tmp|work|Users|opt|mnt)/|[A-Z]:\\)")
 
 
 @dataclass(frozen=True)
@@ -129,6 +130,19 @@ def _anchors(page: Path) -> set[str]:
     """The anchors that GitHub gives to headings."""
     headings = re.findall(r"^#+ (.+)$", _FENCE.sub("", page.read_text(encoding="utf-8")), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize(
+    "file", [*PAGES, ROOT / "CHANGELOG.md", *(ROOT / "docs" / "images").iterdir()], ids=lambda file: file.name
+)
+def test_no_file_names_a_place_on_one_machine(file: Path) -> None:
+    """The tooltips of a picture hold source lines, so that it is easy to commit somebody's folders with it."""
+    assert _LOCAL.search(file.read_text(encoding="utf-8")) is None
+
+
+def test_links_in_html_count_as_links() -> None:
+    text = '[a](one.md) ![b](two.svg) <a href="three.svg"><img src="four.svg"></a>'
+    assert [match["target"] for match in _LINK.finditer(text)] == ["one.md", "two.svg", "three.svg", "four.svg"]
 
 
 def test_the_index_names_every_page() -> None:
