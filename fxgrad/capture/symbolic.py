@@ -8,15 +8,15 @@ written, hooks on inlined modules) is refused with its reason.
 
 from __future__ import annotations
 
-import dataclasses
+import gc
 import operator
 import os
 import random
 import sys
 import threading
 import types
-from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +25,7 @@ from torch import Tensor, fx, nn
 from torch.overrides import TorchFunctionMode
 
 from fxgrad.capture.calls import named_arguments
+from fxgrad.capture.containers import has_proxy, rebuilder
 from fxgrad.capture.guards import Guards, ModuleGuard, class_guards, code_guards
 from fxgrad.capture.modules import ModuleMap
 from fxgrad.capture.names import METADATA, from_torch, is_leaf, of_the_user, source_line
@@ -110,21 +111,11 @@ class _NodesForConstants(TorchFunctionMode):
         del types
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
-        if _has_proxy((args, kwargs)) or name in METADATA or name.startswith(("_", "is_", "get_", "set_", "has_")):
+        if has_proxy((args, kwargs)) or name in METADATA or name.startswith(("_", "is_", "get_", "set_", "has_")):
             return func(*args, **kwargs)
         if torch.overrides.is_tensor_method_or_property(func):
             return self.tracer.create_proxy("call_method", name, args, kwargs)
         return self.tracer.create_proxy("call_function", func, args, kwargs)
-
-
-def _has_proxy(value: Any) -> bool:
-    if isinstance(value, fx.Proxy):
-        return True
-    if isinstance(value, (tuple, list)):
-        return any(_has_proxy(item) for item in value)
-    if isinstance(value, dict):
-        return any(_has_proxy(item) for item in value.values())
-    return isinstance(value, slice) and any(map(_has_proxy, (value.start, value.stop, value.step)))
 
 
 # torch.fx patches nn.Module while it traces; two traces at once would restore each other's patches.
@@ -317,38 +308,16 @@ class FaithfulTracer(fx.Tracer):
                 self.refusals.append(f"the number {name!r} comes from a closure ({frame.f_code.co_filename})")
 
 
-def rebuilder(traced: Any) -> Callable[[Any], Any]:
-    """Gives what a graph returns the container types that the model's own forward returned.
-
-    torch.fx turns every mapping into a plain dict.
-
-    Raises:
-        CaptureError: a container of a type that cannot be made again.
-    """
-    kind = type(traced)
-    if kind in (tuple, list) or (isinstance(traced, tuple) and hasattr(traced, "_fields")):
-        parts = [rebuilder(item) for item in traced]
-        if all(part is _as_it_is for part in parts):
-            return _as_it_is
-        make = kind if kind in (tuple, list) else lambda items: kind(*items)
-        return lambda value: make([part(item) for part, item in zip(parts, value, strict=True)])
-    if kind in (dict, OrderedDict):
-        inner = {key: rebuilder(item) for key, item in traced.items()}
-        if kind is dict and all(part is _as_it_is for part in inner.values()):
-            return _as_it_is
-        return lambda value: kind((key, part(value[key])) for key, part in inner.items())
-    if not isinstance(traced, fx.Proxy) and _has_proxy_inside(traced) and not dataclasses.is_dataclass(traced):
-        message = f"cannot be traced symbolically: forward returns a {kind.__name__}, which a graph cannot make again"
-        raise CaptureError(message)
-    return _as_it_is
-
-
-def _as_it_is(value: Any) -> Any:
-    return value
-
-
-def _has_proxy_inside(value: Any) -> bool:
-    return _has_proxy(list(value.values()) if isinstance(value, Mapping) else value)
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """Callbacks of the garbage collector are Python that runs at any time, and no part of a forward."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _autocast_state() -> tuple[Any, ...]:
@@ -377,7 +346,7 @@ def trace(modules: ModuleMap, args: tuple[Any, ...], kwargs: dict[str, Any], nam
         if not place.leaf or place.module is root
     }
     try:
-        with _ONE_AT_A_TIME, torch.enable_grad():
+        with _ONE_AT_A_TIME, _without_collector(), torch.enable_grad():
             graph = tracer.trace(root)
     except Exception as error:
         reasons = "; ".join(dict.fromkeys(tracer.refusals)) or f"{type(error).__name__}: {str(error).splitlines()[0]}"

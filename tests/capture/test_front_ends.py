@@ -17,7 +17,7 @@ from tests.runs import assert_same_run, plain_run
 def flow_of(case: models.Case, capture: Any) -> fxgrad.GradientFlow:
     model, args, kwargs = case.build()
     with fxgrad.watch(model, capture=capture) as watch:
-        plain_run(model, args, kwargs, case.loss)
+        assert plain_run(model, args, kwargs, case.loss).error is None
         return watch.flow()
 
 
