@@ -109,9 +109,9 @@ class Labels:
             return self._norm_words(box.outputs)
         values = [value for value in map(self.value, box.blocks) if value is not None]
         if not values:
-            return "not measured"
+            return self._norm_words(box.outputs)
         low, high = number(min(values)), number(max(values))
-        return low if low == high else f"{low} ... {high}"
+        return self._norm_words(box.outputs) if low == high else f"{low} ... {high}"
 
     def _norm_words(self, sites: list[Site]) -> str:
         """The joint norm of several tensors, and what is special about them together."""
