@@ -39,14 +39,11 @@ def gradient_flow(  # noqa: PLR0913  # the public signature of the design
         args: positional arguments (a tuple), or the only one.
         kwargs: keyword arguments.
         loss: takes what the model returns and gives a scalar.  None: a scalar output is the loss; an output with
-            ``.loss`` gives it; otherwise a random direction of norm 1 over all floating outputs, from a fixed seed,
-            and ``flow.event.loss`` says so.
+            ``.loss`` gives it; otherwise a seeded random direction of norm 1 over all floating outputs (see
+            ``flow.event.loss``).
         capture: front end; ``"auto"`` runs the model once, under ``eager``.
         statistics: ``"full"`` or ``"norm"``.
         sites: ``"node"``, the total gradient of each value.
-
-    Returns:
-        The flow.
 
     Raises:
         ModelError: the model or the loss raised, or there is nothing to differentiate.
