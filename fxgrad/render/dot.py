@@ -203,8 +203,8 @@ def _haste(boxes: int) -> dict[str, str]:
     """Graph attributes that keep the layout of large graphs fast.
 
     Measured on 2 busy cores, to_dot and layout together, for a chain, residual blocks and a random graph with two
-    inputs a node: 1,000 nodes in 0.4 to 0.8 s, 10,000 in 12 s.  Network simplex is what grows with the number of nodes: with
-    ``nslimit=1`` the 10,000 nodes took 12 s, 27 s and more than 180 s.
+    inputs a node: 1,000 nodes in 0.4 to 0.8 s, 10,000 in 12 s.  Network simplex is what grows with the number of
+    nodes: with ``nslimit=1`` the 10,000 nodes took 12 s, 27 s and more than 180 s.
     """
     if boxes <= _LARGE:
         return {}
