@@ -212,7 +212,7 @@ def _haste(boxes: int) -> dict[str, str]:
     return {
         "splines": "line",
         "nslimit": limit,
-        "nslimit1": limit,
+        "nslimit1": "1",
         "mclimit": "0.2",
         "maxiter": "100",
         "searchsize": "10",

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from tests import strategies
+import fxgrad
+from tests import oracle, strategies
 from tests.runs import assert_same_run, plain_run
 from tests.sweeps.check import check
 from tests.sweeps.collections import TIMM, timm_case, torchvision_case, torchvision_names, transformers_cases
@@ -68,8 +69,6 @@ def test_models_that_hypothesis_builds(case: strategies.RandomCase) -> None:
 
 
 def same(case: strategies.RandomCase) -> None:
-    import fxgrad
-
     model, args, kwargs = case.build()
     watched, _, _ = case.build()
     with fxgrad.watch(watched):
@@ -94,3 +93,23 @@ def test_random_models(part: int) -> None:
 @pytest.mark.parametrize("part", range(20))
 def test_many_random_models(part: int) -> None:
     same_on_random_models(1000 + 100 * part, 1000 + 100 * (part + 1))
+
+
+@QUIET
+@pytest.mark.parametrize("first", [0, pytest.param(5000, marks=pytest.mark.sweep)])
+def test_sites_of_random_models_equal_the_oracle(first: int) -> None:
+    compared = 0
+    for seed in range(first, first + (60 if first == 0 else 400)):
+        case = strategies.random_model(seed)
+        model, args, kwargs = case.build()
+        if case.twin is None or plain_run(model, args, kwargs, case.loss).error is not None:
+            continue
+        watched, _, _ = case.build()
+        with fxgrad.watch(watched) as watch:
+            plain_run(watched, args, kwargs, case.loss)
+            flow = watch.flow()
+        want = oracle.site_gradients(case.twin, case.build()[0], args, case.loss, kwargs)
+        untold = [spot.id for spot in flow.blind_spots if spot.reason == "changed_through_view"]
+        assert oracle.compare({site.id: site.l2_norm for site in flow.sites}, want, untold=untold) == [], case
+        compared += 1
+    assert compared > 30
