@@ -116,6 +116,16 @@ def global_hooks() -> Iterator[object]:
         yield from getattr(_module, name, {}).values()
 
 
+def remove_global_hook(handle: Any) -> None:
+    """Remove a global module hook, with the entry that ``RemovableHandle.remove`` leaves behind.
+
+    torch 2.14 keeps the number of a hook that takes keyword arguments in ``_global_forward_hooks_with_kwargs``, and
+    then believes for good that there are global hooks.
+    """
+    handle.remove()
+    getattr(_module, "_global_forward_hooks_with_kwargs", {}).pop(handle.id, None)
+
+
 def acts_after_accumulation(parameter: Tensor) -> bool:
     """Whether a post-accumulate hook is registered on ``parameter`` (an optimizer that steps in the backward)."""
     return bool(getattr(parameter, "_post_accumulate_grad_hooks", None))

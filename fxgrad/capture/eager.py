@@ -35,7 +35,7 @@ from fxgrad.capture.modules import ModuleMap, Place
 from fxgrad.capture.names import METADATA, source_line
 from fxgrad.capture.recomputation import Recomputation, is_recomputed
 from fxgrad.structure import tensors_in
-from fxgrad.torch_private import base_of, functorch_active, version_of, without_torch_function
+from fxgrad.torch_private import base_of, functorch_active, remove_global_hook, version_of, without_torch_function
 
 _WRITES_ITEM = torch.Tensor.__setitem__
 _WORDS: dict[Any, str] = {}  # of torch's functions, which live as long as the process
@@ -98,7 +98,7 @@ class Session(TorchFunctionMode):
                 result = forward(*args, **kwargs)
         finally:
             for handle in self._handles:
-                handle.remove()
+                remove_global_hook(handle)
         self._finish(result, inputs)
         self._known = {}
         return result

@@ -101,6 +101,7 @@ class NameGuard:
         self._value = read()
         self._simple = isinstance(self._value, _SIMPLE)
         self._picture = None if self._simple else snapshot(self._value)
+        self._saved = self._value.copy() if isinstance(self._value, (dict, list, set)) else None
 
     def broken(self) -> str | None:
         """What changed, in words; None where nothing did."""
@@ -112,6 +113,12 @@ class NameGuard:
         if not self._simple and snapshot(now) == self._picture:
             return None
         return f"{self._where} changed"
+
+    def restore(self) -> None:
+        """Give a container its entries back: a trace must not leave a proxy in the user's own dict."""
+        if self._saved is not None:
+            self._value.clear()
+            getattr(self._value, "extend" if isinstance(self._saved, list) else "update")(self._saved)
 
 
 class Guards:

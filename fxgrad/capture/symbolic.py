@@ -8,15 +8,14 @@ written, hooks on inlined modules) is refused with its reason.
 
 from __future__ import annotations
 
-import gc
+import dis
+import io
 import operator
 import os
-import random
 import sys
 import threading
 import types
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,9 +25,10 @@ from torch.overrides import TorchFunctionMode
 
 from fxgrad.capture.calls import named_arguments
 from fxgrad.capture.containers import has_proxy, rebuilder
-from fxgrad.capture.guards import Guards, ModuleGuard, class_guards, code_guards
+from fxgrad.capture.guards import Guards, ModuleGuard, NameGuard, class_guards, code_guards
 from fxgrad.capture.modules import ModuleMap
 from fxgrad.capture.names import METADATA, from_torch, is_leaf, of_the_user, source_line
+from fxgrad.capture.surroundings import random_state, without_collector
 from fxgrad.errors import CaptureError
 from fxgrad.structure import tensors_in
 from fxgrad.torch_private import global_hooks, has_hooks
@@ -135,6 +135,7 @@ class FaithfulTracer(fx.Tracer):
         self.spans: list[Span] = []
         self.inlined: dict[int, tuple[str, nn.Module]] = {}
         self.executed: dict[types.CodeType, dict[str, Any]] = {}
+        self.names: list[NameGuard] = []
         self._stack: list[tuple[str, str]] = [("", modules.places[id(modules.root)].type)]
         self.returned: Any = None
         self._grad_mode = True
@@ -278,6 +279,9 @@ class FaithfulTracer(fx.Tracer):
             if argument.__name__ == "apply" and isinstance(owner, type) and issubclass(owner, torch.autograd.Function):
                 self.refuse(f"the custom autograd function {owner.__name__}")
             module = getattr(argument, "__module__", None) or type(getattr(argument, "__self__", None)).__module__
+            writes = isinstance(owner, io.IOBase) and argument.__name__ in ("write", "writelines", "read", "readline")
+            if writes or argument in (print, open, input):
+                self._stop(f"{argument.__name__}() called in forward ({frame.f_code.co_filename}:{frame.f_lineno})")
             if module in _CLOCKS and of_the_user(frame.f_code.co_filename):
                 self.refusals.append(f"{module}.{argument.__name__} called in forward ({frame.f_code.co_filename})")
             return
@@ -289,35 +293,50 @@ class FaithfulTracer(fx.Tracer):
             lossy = _LOSSY.get((file.replace(os.sep, "/").rpartition("/")[2], code.co_name))
             if lossy is not None:
                 self.refuse(lossy)
-        self.executed.setdefault(code, frame.f_globals)
+        if of_the_user(file) and code not in self.executed:
+            self.executed[code] = frame.f_globals
+            self._refuse_outer_writes(frame)
+            self.names += code_guards([(code, frame.f_globals)])  # as they are before the code runs
         self._closure(frame)
 
+    def _refuse_outer_writes(self, frame: types.FrameType) -> None:
+        """Code that binds a global or a variable of an outer function is refused before it runs, even once."""
+        free = set(frame.f_code.co_freevars)
+        for step in dis.get_instructions(frame.f_code):
+            bound = step.opname in ("STORE_GLOBAL", "DELETE_GLOBAL")
+            if bound or (step.opname in ("STORE_DEREF", "DELETE_DEREF") and step.argval in free):
+                self._stop(f"forward binds {step.argval!r} outside of itself ({frame.f_code.co_filename})")
+
+    def _stop(self, what: str) -> None:
+        self.refusals.append(what)
+        raise CaptureError(what)
+
     def _closure(self, frame: types.FrameType) -> None:
-        """A number that the code takes from an outer function that has returned: nothing tells when it changes."""
+        """What the code takes from an outer function that has returned: numbers, which nothing guards, containers."""
         free = frame.f_code.co_freevars
         if not free or not of_the_user(frame.f_code.co_filename):
             return
         for name in free:
             value = frame.f_locals.get(name)
-            if not isinstance(value, (int, float)) or isinstance(value, bool):
+            if not isinstance(value, (int, float, dict, list, set)) or isinstance(value, bool):
                 continue
             outer = frame.f_back
             while outer is not None and name not in outer.f_code.co_cellvars:
                 outer = outer.f_back
-            if outer is None:
+            if outer is None and isinstance(value, (int, float)):
                 self.refusals.append(f"the number {name!r} comes from a closure ({frame.f_code.co_filename})")
+            elif outer is None:
+                self.names.append(NameGuard(f"{name!r} of a closure", lambda v=value: v))  # type: ignore[misc]
 
-
-@contextmanager
-def _without_collector() -> Iterator[None]:
-    """Callbacks of the garbage collector are Python that runs at any time, and no part of a forward."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
+    def changed_outside(self) -> list[str]:
+        """What the code changed outside of the model while it was traced; containers get their entries back."""
+        changes = []
+        for guard in self.names:
+            reason = guard.broken()
+            if reason is not None:
+                changes.append(f"forward writes outside of the model: {reason}")
+                guard.restore()
+        return changes
 
 
 def _autocast_state() -> tuple[Any, ...]:
@@ -339,21 +358,23 @@ def trace(modules: ModuleMap, args: tuple[Any, ...], kwargs: dict[str, Any], nam
         raise CaptureError(message)
     tracer = FaithfulTracer(modules)
     tracer.use(args, kwargs, names)
-    before = _random_state()
+    before = random_state()
     guards = {
         key: ModuleGuard(place.path, place.module, root=place.module is root)
         for key, place in modules.places.items()
         if not place.leaf or place.module is root
     }
     try:
-        with _ONE_AT_A_TIME, _without_collector(), torch.enable_grad():
+        with _ONE_AT_A_TIME, without_collector(), torch.enable_grad():
             graph = tracer.trace(root)
     except Exception as error:
+        tracer.changed_outside()
         reasons = "; ".join(dict.fromkeys(tracer.refusals)) or f"{type(error).__name__}: {str(error).splitlines()[0]}"
         message = f"{name} cannot be traced symbolically: {reasons}"
         raise CaptureError(message) from error
-    if before != _random_state():
+    if before != random_state():
         tracer.refusals.append("random numbers drawn in forward outside of torch's functions")
+    tracer.refusals += tracer.changed_outside()
     inlined = [guards[key] for key in (id(root), *tracer.inlined)]
     written = [reason for guard in inlined if (reason := guard.broken()) is not None]
     if written and not tracer.refusals:  # hooks are refused by name already
@@ -361,18 +382,5 @@ def trace(modules: ModuleMap, args: tuple[Any, ...], kwargs: dict[str, Any], nam
     if tracer.refusals:
         message = f"{name} cannot be traced symbolically: {'; '.join(dict.fromkeys(tracer.refusals))}"
         raise CaptureError(message)
-    named = code_guards(_user_code(tracer.executed))
-    named += class_guards({type(m) for _, m in tracer.inlined.values()} | {type(root)})
+    named = tracer.names + class_guards({type(m) for _, m in tracer.inlined.values()} | {type(root)})
     return Trace(graph, tracer.spans, Guards([*inlined, *named]), rebuilder(tracer.returned))
-
-
-def _random_state() -> tuple[Any, ...]:
-    numpy = sys.modules.get("numpy")
-    state = numpy.random.get_state() if numpy is not None else ()
-    words = tuple(part.tobytes() if hasattr(part, "tobytes") else part for part in state)
-    return (torch.get_rng_state().numpy().tobytes() if numpy is not None else tuple(torch.get_rng_state().tolist()),
-            random.getstate(), words)  # fmt: skip
-
-
-def _user_code(executed: dict[types.CodeType, dict[str, Any]]) -> list[tuple[types.CodeType, dict[str, Any]]]:
-    return [(code, names) for code, names in executed.items() if of_the_user(code.co_filename)]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fxgrad.errors import FlowFileError, OptionError
-from fxgrad.schema import Statistics
+from fxgrad.schema import Consumer, Edge, Statistics
 from tests import flows
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -69,6 +69,19 @@ def test_steep_drops_are_marked_and_mild_ones_are_not() -> None:
     assert r"DROP x0.01" in steep
     assert "legend_drop" in steep
     assert "DROP" not in flows.chain(3, 0.1).to_dot()
+
+
+def test_in_a_large_flow_far_uses_are_named_and_not_drawn_through() -> None:
+    def text(blocks):
+        flow = flows.nested(blocks, 10)
+        uses = tuple(Edge("input:x", "", Consumer(node.key, "args[1]")) for node in flow.nodes[20::20])
+        return dataclasses.replace(flow, edges=flow.edges + uses).to_dot(depth=9, fold=False)
+
+    large = text(30)
+    assert "n0 -> n40 " in large
+    assert "from0_60 -> n60 " in large and "n0 -> n60 " not in large
+    assert 'from0_60 [label="from input:x"' in large
+    assert "from0_" not in text(10)
 
 
 def test_outputs_share_one_norm_and_say_what_is_special() -> None:
