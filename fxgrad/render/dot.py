@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from itertools import pairwise
@@ -18,8 +19,10 @@ from fxgrad.render.words import Look, check_norm, norm_words, number
 from fxgrad.schema import Edge, GradientFlow, NormWord
 from fxgrad.store import write_whole
 
-_LARGE = 200  # boxes from which layout speed comes before looks
+_LARGE = 200  # boxes, or a third of the edges, from which layout speed comes before looks
 _FAR = 40  # ranks; in a large graph a longer edge is cut in two
+_CROSSED = 8000  # ranks that all edges of a large graph may cross together; the longest are cut until they do
+_CROSSED_PER_BOX = 4  # the same for each box, where that is more
 _USES = 10  # uses that the tooltip of one edge lists
 _WORDS: dict[Look, tuple[str, ...]] = {
     "zero": ("exactly zero",),
@@ -98,6 +101,12 @@ class _Picture:
             self.labels.value(box) for box, look in zip(self.boxes, self.looks, strict=True) if look == "measured"
         )
         self.scale = Scale([value for value in values if value is not None])
+        self.uses: dict[tuple[int, int], list[Edge]] = {}
+        for edge in flow.edges:
+            ends = self.number[edge.producer], self.number[edge.consumer.key]
+            if ends[0] != ends[1]:
+                self.uses.setdefault(ends, []).append(edge)
+        self.size = max(len(self.boxes), len(self.uses) // 3)
 
     def draw(self) -> str:
         graph = graphviz.Digraph("gradient_flow", comment="made by fxgrad")
@@ -105,7 +114,7 @@ class _Picture:
             rankdir="TB", fontname="Helvetica", fontsize="14", nodesep="0.25", ranksep="0.25", bgcolor="white",
             labelloc="t", labeljust="l", label=_text(self._title(), "\\l"), tooltip=_text(self.flow.capture.model),
         )  # fmt: skip
-        graph.attr(**_haste(len(self.boxes)))
+        graph.attr(**_haste(self.size))
         graph.attr("node", shape="box", fontname="Helvetica", fontsize="11", margin="0.12,0.05", height="0.3")
         graph.attr("edge", color="#777777", arrowsize="0.6")
         self._cluster(graph, (), list(range(len(self.boxes))))
@@ -161,13 +170,8 @@ class _Picture:
     # ---- edges and legend ------------------------------------------------------------------------------------------
 
     def _edges(self, graph: Any) -> None:
-        drawn: dict[tuple[int, int], list[Edge]] = {}
-        for edge in self.flow.edges:
-            ends = self.number[edge.producer], self.number[edge.consumer.key]
-            if ends[0] != ends[1]:
-                drawn.setdefault(ends, []).append(edge)
-        far = _far(drawn) if len(self.boxes) > _LARGE else set()
-        for (tail, head), edges in drawn.items():
+        far = _far(self.uses, len(self.boxes)) if self.size > _LARGE else set()
+        for (tail, head), edges in self.uses.items():
             dropped = any(edge.producer + edge.output_position in self.dropped for edge in edges)
             uses = [self._use_words(edge) for edge in edges[:_USES]]
             start = f"n{tail}"
@@ -206,29 +210,43 @@ class _Picture:
             row.edge(one[0], two[0], style="invis")
 
 
-def _far(ends: Iterable[tuple[int, int]]) -> set[tuple[int, int]]:
-    """The edges between boxes that skip more than ``_FAR`` ranks, where a rank is the longest way from an input.
+def _far(ends: Iterable[tuple[int, int]], boxes: int) -> set[tuple[int, int]]:
+    """The edges between boxes that skip too many ranks, where a rank is the longest way from an input.
 
     dot places a dummy on each rank that an edge crosses: 100 uses of one mask, spread over 10,000 nodes in a row, made
-    the layout take 58 s.  Nobody can follow such an edge by eye either, so its start is named beside its end.
+    the layout take 58 s, and the 1,900 edges between the layers of DenseNet-201 more than 100 s.  Nobody can follow
+    such edges by eye either, so their starts are named beside their ends.
     """
     listed = sorted(ends, key=lambda pair: pair[::-1])
     rank: dict[int, int] = {}
     for tail, head in listed:
         if tail < head:
             rank[head] = max(rank.get(head, 0), rank.get(tail, 0) + 1)
-    return {(tail, head) for tail, head in listed if rank.get(head, 0) - rank.get(tail, 0) > _FAR}
+    crossed = {(tail, head): rank.get(head, 0) - rank.get(tail, 0) for tail, head in listed}
+    longest = _longest(crossed.values(), max(_CROSSED, _CROSSED_PER_BOX * boxes))
+    return {pair for pair, ranks in crossed.items() if ranks > longest}
 
 
-def _haste(boxes: int) -> dict[str, str]:
+def _longest(crossed: Iterable[int], budget: int) -> int:
+    """How many ranks an edge may cross: as many as ``_FAR``, unless all edges up to that together exceed ``budget``."""
+    longest, total = 1, 0
+    for ranks, count in sorted(Counter(crossed).items()):
+        total += ranks * count
+        if total > budget or ranks > _FAR:
+            break
+        longest = max(longest, ranks)
+    return longest
+
+
+def _haste(size: int) -> dict[str, str]:
     """Graph attributes that keep the layout of large graphs fast.
 
     Network simplex is what grows: with ``nslimit=1`` a random graph of 10,000 nodes with two inputs each took more than
     180 s, with 0.01 it takes 11 s.  ``nslimit1`` stays 1: cut off, it leaves a chain a hundred times as wide as needed.
     """
-    if boxes <= _LARGE:
+    if size <= _LARGE:
         return {}
-    limit = f"{min(1.0, (1000 / boxes) ** 2):.4f}"
+    limit = f"{min(1.0, (1000 / size) ** 2):.4f}"
     return {
         "splines": "line",
         "nslimit": limit,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -82,6 +83,24 @@ def test_in_a_large_flow_far_uses_are_named_and_not_drawn_through() -> None:
     assert "from0_60 -> n60 " in large and "n0 -> n60 " not in large
     assert 'from0_60 [label="from input:x"' in large
     assert "from0_" not in text(10)
+
+
+def dense(layers):
+    """Functions of which each takes the values of all before it, as in a DenseNet."""
+    nodes = [flows.node(f"/op{n}") for n in range(layers)]
+    uses = [(a.key, b.key, f"args[{n}]") for m, b in enumerate(nodes) for n, a in enumerate(nodes[:m])]
+    return flows.flow(nodes, [flows.site(node, flows.full(1.0)) for node in nodes], uses)
+
+
+def test_many_edges_make_a_flow_large_and_the_longest_are_named() -> None:
+    assert "from0_" not in dense(20).to_dot()
+    text = dense(60).to_dot()  # 1,770 edges, that cross 35,990 ranks
+    assert 'splines="line"' in text or "splines=line" in text
+    cut = {(int(a), int(b)) for a, b in re.findall(r"from(\d+)_(\d+) -> n", text)}
+    drawn = {(int(a), int(b)) for a, b in re.findall(r"\tn(\d+) -> n(\d+) ", text)}
+    assert len(cut) + len(drawn) == 60 * 59 // 2
+    assert max(b - a for a, b in drawn) < min(b - a for a, b in cut)
+    assert sum(b - a for a, b in drawn) <= 8000
 
 
 def test_outputs_share_one_norm_and_say_what_is_special() -> None:
