@@ -11,14 +11,16 @@ from torch import fx, nn
 
 from fxgrad.capture.agreement import DisagreementError, agree, node_word
 from fxgrad.capture.captured import Plan
-from fxgrad.capture.guards import snapshot
 from fxgrad.capture.modules import ModuleMap
 from fxgrad.capture.names import METADATA
-from fxgrad.capture.symbolic import Trace, set_grad, trace
+from fxgrad.capture.pictures import snapshot
+from fxgrad.capture.proxies import set_grad
+from fxgrad.capture.symbolic import Trace, trace
 from fxgrad.errors import CaptureError
 from fxgrad.instrumentation.insert import compiled, insert_probes
 from fxgrad.preserve import modules_preserved, random_streams
 from fxgrad.schema import CaptureReport, FrontEnd
+from fxgrad.structure import tensors_in
 
 _KEPT = 4  # symbolic graphs kept: train and eval, with and without an optional argument
 _CAPTURES = 3  # a model whose state trips the guards more often than this stays with eager
@@ -48,6 +50,19 @@ def may_return_tensor(node: fx.Node) -> bool:
     if node.op in ("output", "get_attr") or node.target is set_grad or isinstance(node.target, type):
         return False
     return node.op in ("placeholder", "call_module") or node_word(node) not in METADATA
+
+
+def call_key(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What a trace depends on besides the model: the arguments' structure and constants, and torch's own switches.
+
+    Which arguments are one and the same tensor is a part of it: forward may ask ``a is b``.
+    """
+    tensors = [id(tensor) for _, tensor in tensors_in((args, kwargs))]
+    switches = (
+        torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cpu"),
+        torch.get_autocast_dtype("cuda"), torch.get_default_dtype(), torch.get_default_device(),
+    )  # fmt: skip
+    return snapshot((args, kwargs)), [tensors.index(tensor) for tensor in tensors], switches
 
 
 class Chooser:
@@ -84,7 +99,7 @@ class Chooser:
         if self.one_shot and self.capture == "auto":
             self._reason = "one-shot: the model's own Python runs exactly once, so nothing has to be compared"
             return None
-        key = snapshot((args, kwargs))
+        key = call_key(args, kwargs)
         ready, tripped = self._guarded(key)
         if ready is None and self.capture == "symbolic":
             ready = self._keep(Symbolic(self._trace(args, kwargs, names), key))
@@ -127,7 +142,7 @@ class Chooser:
     def ran_eagerly(self, plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Eager recorded ``plan``; the next call with such arguments may be symbolic."""
         if self.compares:
-            self._candidate = (snapshot((args, kwargs)), plan)
+            self._candidate = (call_key(args, kwargs), plan)
 
     def _guarded(self, key: Any) -> tuple[Symbolic | None, str | None]:
         tripped = None
@@ -177,7 +192,13 @@ class Chooser:
             message = f"{type(self.model).__name__} cannot be traced symbolically: its forward was replaced"
             raise CaptureError(message)
         with modules_preserved(self.model), random_streams():
-            return trace(self.modules, args, kwargs, names)
+            made = trace(self.modules, args, kwargs, names)
+        if made.doubts and self.capture == "symbolic":  # auto checks the answer against the model's own run
+            message = (
+                f"{type(self.model).__name__} cannot be traced symbolically: {'; '.join(dict.fromkeys(made.doubts))}"
+            )
+            raise CaptureError(message)
+        return made
 
     def _keep(self, ready: Symbolic) -> Symbolic:
         self._ready = [*self._ready, ready][-_KEPT:]

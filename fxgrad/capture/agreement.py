@@ -15,7 +15,8 @@ from torch import fx
 
 from fxgrad.capture.captured import Call, Opaque, ParameterRef, Plan, Ref, constant
 from fxgrad.capture.names import METADATA, canonical, in_place, op_word
-from fxgrad.capture.symbolic import Trace, set_grad
+from fxgrad.capture.proxies import set_grad
+from fxgrad.capture.symbolic import Trace
 
 
 class _Unknown(NamedTuple):

@@ -8,45 +8,23 @@ costs a capture, never a wrong number.
 from __future__ import annotations
 
 import types
+from collections import deque
 from collections.abc import Callable, Iterable
 from operator import is_
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
+from fxgrad.capture.pictures import CONTAINERS, FUNCTIONS, SIMPLE, Same, pictured, snapshot
 from fxgrad.torch_private import children_of, global_hooks, has_hooks
 
-_SIMPLE = (int, float, complex, str, bytes, bool, type(None), torch.dtype, torch.device, torch.memory_format)
-_FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, type)
 _INTERNAL = frozenset(nn.Module().__dict__) - {"training"}
 _OURS = frozenset({"forward", "__deepcopy__", "__reduce_ex__", "_fxgrad_watch"})
-_DEPTH = 4
+_READABLE = (*SIMPLE, *CONTAINERS, tuple)
 
 
 class Missing:
     """Stands for an attribute or global that is not there."""
-
-
-def snapshot(value: Any, depth: int = 0) -> Any:  # noqa: PLR0911  # one return a type
-    """A comparable picture of Python state: simple values by value, containers and plain objects by content."""
-    if isinstance(value, _SIMPLE):
-        return (type(value), value)
-    if isinstance(value, Tensor):
-        return Tensor  # read by name at every call
-    if isinstance(value, (nn.Module, types.ModuleType, *_FUNCTIONS)) or depth >= _DEPTH:
-        return ("same", id(value))
-    if isinstance(value, (list, tuple)):
-        return (type(value), tuple(snapshot(item, depth + 1) for item in value))
-    if isinstance(value, (set, frozenset)):
-        return (type(value), frozenset(item for item in value if isinstance(item, _SIMPLE)), len(value))
-    if isinstance(value, dict):
-        return (type(value), tuple((str(key), snapshot(item, depth + 1)) for key, item in value.items()))
-    inner = getattr(value, "__dict__", None)
-    if isinstance(inner, dict):
-        content = tuple((key, snapshot(item, depth + 1)) for key, item in inner.items())
-        return ("object", id(value), content)
-    return ("same", id(value))
 
 
 class ModuleGuard:
@@ -62,8 +40,11 @@ class ModuleGuard:
         own = module.__dict__
         names = [name for name in own if name not in self._skip]
         self._count = len(own)
-        self._simple = [(name, own[name]) for name in names if isinstance(own[name], _SIMPLE)]
-        self._other = [(name, snapshot(own[name])) for name in names if not isinstance(own[name], _SIMPLE)]
+        self._simple = [(name, own[name]) for name in names if isinstance(own[name], SIMPLE)]
+        pictures = {name: pictured(own[name]) for name in names if not isinstance(own[name], SIMPLE)}
+        #: An attribute that cannot be pictured: where the module's forward is inlined, nothing could guard it.
+        self.unknown = next((name for name, (_, complete) in pictures.items() if not complete), None)
+        self._other = [(name, picture) for name, (picture, complete) in pictures.items() if complete]
         self._present = self._presence()
 
     def _presence(self) -> tuple[bool, ...]:
@@ -99,14 +80,17 @@ class NameGuard:
         self._where = where
         self._read = read
         self._value = read()
-        self._simple = isinstance(self._value, _SIMPLE)
-        self._picture = None if self._simple else snapshot(self._value)
-        self._saved = self._value.copy() if isinstance(self._value, (dict, list, set)) else None
+        self._simple = isinstance(self._value, SIMPLE)
+        self._picture: Any = None
+        self.known = True
+        if not self._simple:
+            self._picture, self.known = pictured(self._value)
+        self._saved = self._value.copy() if isinstance(self._value, CONTAINERS) else None
 
     def broken(self) -> str | None:
         """What changed, in words; None where nothing did."""
         now = self._read()
-        if now is self._value and (self._simple or isinstance(now, _FUNCTIONS)):
+        if now is self._value and (self._simple or isinstance(now, FUNCTIONS)):
             return None
         if self._simple and type(now) is type(self._value) and now == self._value:
             return None
@@ -118,13 +102,18 @@ class NameGuard:
         """Give a container its entries back: a trace must not leave a proxy in the user's own dict."""
         if self._saved is not None:
             self._value.clear()
-            getattr(self._value, "extend" if isinstance(self._saved, list) else "update")(self._saved)
+            getattr(self._value, "extend" if isinstance(self._saved, (list, deque)) else "update")(self._saved)
+
+    @property
+    def where(self) -> str:
+        """What is guarded, in words."""
+        return self._where
 
 
 class Guards:
     """All guards of one trace."""
 
-    def __init__(self, guards: Iterable[ModuleGuard | NameGuard]) -> None:
+    def __init__(self, guards: Iterable[ModuleGuard | NameGuard | LeafGuard]) -> None:
         self._guards = list(guards)
 
     def broken(self) -> str | None:
@@ -149,28 +138,58 @@ def code_guards(executed: Iterable[tuple[types.CodeType, dict[str, Any]]]) -> li
             where = f"global {name!r} used at {code.co_filename}:{code.co_firstlineno}"
             if not isinstance(value, types.ModuleType):
                 guards.setdefault((id(names), name), NameGuard(where, lambda n=names, k=name: n.get(k, Missing)))  # type: ignore[misc]
-            for attribute in code.co_names if not isinstance(value, _FUNCTIONS[:3]) else ():
-                if isinstance(getattr(value, attribute, Missing), (*_SIMPLE, list, dict, tuple)):
+            for attribute in code.co_names if not isinstance(value, types.FunctionType) else ():
+                if isinstance(getattr(value, attribute, Missing), _READABLE):
                     read = lambda v=value, a=attribute: getattr(v, a, Missing)  # noqa: E731
                     guards.setdefault((id(value), attribute), NameGuard(f"{name}.{attribute}", read))
     return list(guards.values())
 
 
 def class_guards(kinds: Iterable[type]) -> list[NameGuard]:
-    """Guards for plain class attributes of the inlined modules' classes."""
+    """Guards for what the inlined modules' classes hold: plain attributes by value, methods by identity."""
     guards: dict[tuple[type, str], NameGuard] = {}
+    methods = (types.FunctionType, property, staticmethod, classmethod)
     for kind in kinds:
         for base in kind.__mro__:
             if base is nn.Module or base is object:
                 break
             for name, value in vars(base).items():
-                if not name.startswith("__") and isinstance(value, (*_SIMPLE, list, dict, tuple)):
-                    read = lambda b=base, k=name: vars(b).get(k, Missing)  # noqa: E731
+                if not name.startswith("__") and isinstance(value, (*_READABLE, *methods)):
+                    held = isinstance(value, methods)
+                    read = lambda b=base, k=name, h=held: (  # noqa: E731
+                        Same(vars(b).get(k, Missing)) if h else vars(b).get(k, Missing)
+                    )
                     guards.setdefault((base, name), NameGuard(f"class attribute {base.__name__}.{name}", read))
     return list(guards.values())
 
 
+class LeafGuard:
+    """The attributes of a leaf module that the executed code names: ``F.dropout(x, self.drop.p)`` reads ``p``."""
+
+    def __init__(self, path: str, module: nn.Module, names: Iterable[str]) -> None:
+        self._path = path
+        self._own = module.__dict__
+        self._read = [
+            (name, snapshot(self._own[name])) for name in names if name in self._own and name not in _INTERNAL
+        ]
+
+    def __bool__(self) -> bool:
+        return bool(self._read)
+
+    def broken(self) -> str | None:
+        """What changed, in words; None where nothing did."""
+        for name, picture in self._read:
+            if snapshot(self._own.get(name, Missing)) != picture:
+                return f"attribute {name!r} of {self._path} changed"
+        return None
+
+
 def _from_library(value: Any) -> bool:
     """Torch's own modules, classes and functions don't change under a running program."""
-    name = value.__name__ if isinstance(value, types.ModuleType) else getattr(value, "__module__", None)
+    if isinstance(value, types.ModuleType):
+        name: Any = value.__name__
+    elif isinstance(value, FUNCTIONS):
+        name = getattr(value, "__module__", None)
+    else:
+        return False  # an instance of a library's class is the user's
     return isinstance(name, str) and name.split(".")[0] in {"torch", "math", "builtins", "typing", "collections"}

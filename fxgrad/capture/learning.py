@@ -12,7 +12,8 @@ from fxgrad.capture.agreement import node_stem, node_word
 from fxgrad.capture.captured import ModuleSpan, Ref
 from fxgrad.capture.eager import Session
 from fxgrad.capture.names import METADATA
-from fxgrad.capture.symbolic import Span, Trace, set_grad
+from fxgrad.capture.proxies import set_grad
+from fxgrad.capture.symbolic import Span, Trace
 from fxgrad.structure import tensors_in
 
 

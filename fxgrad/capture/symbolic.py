@@ -21,22 +21,19 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch.overrides import TorchFunctionMode
 
 from fxgrad.capture.calls import named_arguments
-from fxgrad.capture.containers import has_proxy, rebuilder
-from fxgrad.capture.guards import Guards, ModuleGuard, NameGuard, class_guards, code_guards
+from fxgrad.capture.containers import rebuilder
+from fxgrad.capture.guards import Guards, LeafGuard, ModuleGuard, NameGuard, class_guards, code_guards
 from fxgrad.capture.modules import ModuleMap
-from fxgrad.capture.names import METADATA, from_torch, is_leaf, of_the_user, source_line
+from fxgrad.capture.names import from_torch, is_leaf, of_the_user, source_line
+from fxgrad.capture.pictures import FUNCTIONS, SIMPLE
+from fxgrad.capture.proxies import FaithfulProxy, NodesForConstants, set_grad
 from fxgrad.capture.surroundings import random_state, without_collector
 from fxgrad.errors import CaptureError
 from fxgrad.structure import tensors_in
 from fxgrad.torch_private import global_hooks, has_hooks
 
-_AUGMENTED = (
-    "iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "imatmul", "iand", "ior", "ixor", "ilshift",
-    "irshift",
-)  # fmt: skip
 _REFUSED = frozenset({"register_hook", "backward", "register_post_accumulate_grad_hook", "requires_grad_", "grad"})
 # Functions of torch whose effect a trace would lose, by file and name.
 _LOSSY = {
@@ -69,53 +66,8 @@ class Trace:
     graph: fx.Graph
     spans: list[Span]
     guards: Guards
+    doubts: list[str]
     rebuild: Callable[[Any], Any]
-
-
-class FaithfulProxy(fx.Proxy):
-    """A Proxy on which ``h += x`` and ``h[i] = x`` stay what they are."""
-
-    def __setitem__(self, index: Any, value: Any) -> None:
-        self.tracer.create_proxy("call_function", operator.setitem, (self, index, value), {})
-
-
-def _augmented(name: str) -> Callable[[FaithfulProxy, Any], Any]:
-    target = getattr(operator, name)
-
-    def method(self: FaithfulProxy, other: Any) -> Any:
-        return self.tracer.create_proxy("call_function", target, (self, other), {})
-
-    method.__name__ = f"__{name}__"
-    return method
-
-
-for _name in _AUGMENTED:
-    setattr(FaithfulProxy, f"__{_name}__", _augmented(_name))
-
-
-def set_grad(mode: bool) -> None:  # noqa: FBT001  # a node of the graph takes positional arguments
-    """Switch gradients on or off; the node that a ``no_grad`` region becomes."""
-    torch.set_grad_enabled(mode)
-
-
-class _NodesForConstants(TorchFunctionMode):
-    """While tracing: a torch function without a Proxy among its arguments becomes a node instead of a constant."""
-
-    def __init__(self, tracer: FaithfulTracer) -> None:
-        super().__init__()
-        self.tracer = tracer
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        del types
-        kwargs = kwargs or {}
-        name = getattr(func, "__name__", "")
-        if has_proxy((args, kwargs)) or name in METADATA or name.startswith(("_", "is_", "get_", "set_", "has_")):
-            return func(*args, **kwargs)
-        if torch.overrides.is_tensor_method_or_property(func):
-            return self.tracer.create_proxy("call_method", name, args, kwargs)
-        return self.tracer.create_proxy("call_function", func, args, kwargs)
 
 
 # torch.fx patches nn.Module while it traces; two traces at once would restore each other's patches.
@@ -136,6 +88,13 @@ class FaithfulTracer(fx.Tracer):
         self.inlined: dict[int, tuple[str, nn.Module]] = {}
         self.executed: dict[types.CodeType, dict[str, Any]] = {}
         self.names: list[NameGuard] = []
+        self.doubts: list[str] = []
+        self.guards = {
+            key: ModuleGuard(place.path, place.module, root=place.module is modules.root)
+            for key, place in modules.places.items()
+            if not place.leaf or place.module is modules.root
+        }
+        self._given: list[tuple[Any, Any]] = []
         self._stack: list[tuple[str, str]] = [("", modules.places[id(modules.root)].type)]
         self.returned: Any = None
         self._grad_mode = True
@@ -160,18 +119,22 @@ class FaithfulTracer(fx.Tracer):
         """Placeholders in the structure of the real arguments."""
         del is_module, concrete_args
         made: list[fx.Proxy] = []
+        seen: set[int] = set()
 
         def fill(value: Any) -> Any:
             if isinstance(value, Tensor):
+                if id(value) in seen:
+                    self.refuse("one tensor given as several arguments")
+                seen.add(id(value))
                 word = self._words[len(made)]
                 made.append(self.create_proxy("placeholder", "".join(c if c.isalnum() else "_" for c in word), (), {}))
                 return made[-1]
             if isinstance(value, tuple) and not hasattr(value, "_fields"):
                 return tuple(fill(item) for item in value)
-            if isinstance(value, list):
-                return [fill(item) for item in value]
-            if type(value) is dict:
-                return {key: fill(item) for key, item in value.items()}
+            if type(value) in (list, dict):
+                filled: Any = list(map(fill, value)) if type(value) is list else {k: fill(v) for k, v in value.items()}
+                self._given.append((filled, filled.copy()))
+                return filled
             if any(True for _ in tensors_in(value)):
                 self.refuse(f"an argument of type {type(value).__name__} that holds tensors")
             return value
@@ -180,13 +143,14 @@ class FaithfulTracer(fx.Tracer):
         kwargs = fill(self._arguments[1])
 
         def run(root: nn.Module, *_: Any) -> Any:
+            outer = sys.getprofile()
             sys.setprofile(self._profile)
             try:
-                with _NodesForConstants(self):
+                with NodesForConstants(self):
                     self.returned = root_fn(root, *args, **kwargs)
                     return self.returned
             finally:
-                sys.setprofile(None)
+                sys.setprofile(outer)
 
         return run, [self.root, *made]
 
@@ -231,6 +195,7 @@ class FaithfulTracer(fx.Tracer):
             self.refuse(f"module {place.path} has hooks or a forward of its own, which must see real tensors")
             raise CaptureError(self.refusals[-1])  # not to be run with proxies, not even once
         self.inlined[id(m)] = (place.path, m)
+        self.refuse_unknown(m)
         span = Span(place.path, place.type, len(self.graph.nodes), 0, (args, kwargs), None)
         self._stack.append((place.path, place.type))
         try:
@@ -296,8 +261,17 @@ class FaithfulTracer(fx.Tracer):
         if of_the_user(file) and code not in self.executed:
             self.executed[code] = frame.f_globals
             self._refuse_outer_writes(frame)
-            self.names += code_guards([(code, frame.f_globals)])  # as they are before the code runs
+            self._guard_names(code_guards([(code, frame.f_globals)]))  # as they are before the code runs
+            asked = set(code.co_names)
+            if "is_tensor" in asked or {"isinstance", "Tensor"} <= asked:
+                self.doubts.append(f"forward asks whether a value is a tensor ({file}:{code.co_firstlineno})")
         self._closure(frame)
+
+    def refuse_unknown(self, m: nn.Module) -> None:
+        """A module with state that nothing can compare (an iterator, a random generator) is not even entered."""
+        guard = self.guards[id(m)]
+        if guard.unknown is not None:
+            self._stop(f"attribute {guard.unknown!r} of {guard.path} holds state that cannot be compared")
 
     def _refuse_outer_writes(self, frame: types.FrameType) -> None:
         """Code that binds a global or a variable of an outer function is refused before it runs, even once."""
@@ -307,36 +281,59 @@ class FaithfulTracer(fx.Tracer):
             if bound or (step.opname in ("STORE_DEREF", "DELETE_DEREF") and step.argval in free):
                 self._stop(f"forward binds {step.argval!r} outside of itself ({frame.f_code.co_filename})")
 
+    def _guard_names(self, guards: list[NameGuard]) -> None:
+        self.names += guards
+        for guard in guards:
+            if not guard.known:
+                self._stop(f"{guard.where} holds state that cannot be compared")
+
     def _stop(self, what: str) -> None:
         self.refusals.append(what)
         raise CaptureError(what)
 
     def _closure(self, frame: types.FrameType) -> None:
-        """What the code takes from an outer function that has returned: numbers, which nothing guards, containers."""
+        """What the code takes from an outer function that has returned: constants, which nothing guards, containers."""
         free = frame.f_code.co_freevars
         if not free or not of_the_user(frame.f_code.co_filename):
             return
         for name in free:
             value = frame.f_locals.get(name)
-            if not isinstance(value, (int, float, dict, list, set)) or isinstance(value, bool):
+            if isinstance(value, (Tensor, fx.Proxy, nn.Module, *FUNCTIONS)):
                 continue
             outer = frame.f_back
             while outer is not None and name not in outer.f_code.co_cellvars:
                 outer = outer.f_back
-            if outer is None and isinstance(value, (int, float)):
-                self.refusals.append(f"the number {name!r} comes from a closure ({frame.f_code.co_filename})")
+            if outer is None and isinstance(value, SIMPLE):
+                self.refusals.append(f"{name!r} comes from a closure ({frame.f_code.co_filename})")
             elif outer is None:
-                self.names.append(NameGuard(f"{name!r} of a closure", lambda v=value: v))  # type: ignore[misc]
+                self._guard_names([NameGuard(f"{name!r} of a closure", lambda v=value: v)])  # type: ignore[misc]
+
+    def leaf_guards(self) -> list[LeafGuard]:
+        """Guards for attributes of leaf modules that the user's code names."""
+        words: set[str] = set()
+        for code in self.executed:
+            words.update(code.co_names, (word for word in code.co_consts if isinstance(word, str)))
+        leaves = (place for place in self.modules.places.values() if place.leaf and place.module is not self.root)
+        guards = (LeafGuard(place.path, place.module, words) for place in leaves)
+        return [guard for guard in guards if guard]
 
     def changed_outside(self) -> list[str]:
         """What the code changed outside of the model while it was traced; containers get their entries back."""
         changes = []
+        if not all(_same_entries(filled, before) for filled, before in self._given):
+            changes.append("forward changes a list or dict that it was given")
         for guard in self.names:
             reason = guard.broken()
             if reason is not None:
                 changes.append(f"forward writes outside of the model: {reason}")
                 guard.restore()
         return changes
+
+
+def _same_entries(one: Any, two: Any) -> bool:
+    if isinstance(one, dict):
+        return list(one) == list(two) and all(one[key] is two[key] for key in one)
+    return len(one) == len(two) and all(map(operator.is_, one, two))
 
 
 def _autocast_state() -> tuple[Any, ...]:
@@ -359,12 +356,8 @@ def trace(modules: ModuleMap, args: tuple[Any, ...], kwargs: dict[str, Any], nam
     tracer = FaithfulTracer(modules)
     tracer.use(args, kwargs, names)
     before = random_state()
-    guards = {
-        key: ModuleGuard(place.path, place.module, root=place.module is root)
-        for key, place in modules.places.items()
-        if not place.leaf or place.module is root
-    }
     try:
+        tracer.refuse_unknown(root)
         with _ONE_AT_A_TIME, without_collector(), torch.enable_grad():
             graph = tracer.trace(root)
     except Exception as error:
@@ -375,12 +368,14 @@ def trace(modules: ModuleMap, args: tuple[Any, ...], kwargs: dict[str, Any], nam
     if before != random_state():
         tracer.refusals.append("random numbers drawn in forward outside of torch's functions")
     tracer.refusals += tracer.changed_outside()
-    inlined = [guards[key] for key in (id(root), *tracer.inlined)]
-    written = [reason for guard in inlined if (reason := guard.broken()) is not None]
+    # Containers such as ModuleList are entered without being called, so every module that may be entered is guarded.
+    entered = list(tracer.guards.values())
+    written = [reason for guard in entered if (reason := guard.broken()) is not None]
     if written and not tracer.refusals:  # hooks are refused by name already
         tracer.refusals.append(f"forward writes into the model: {written[0]}")
     if tracer.refusals:
         message = f"{name} cannot be traced symbolically: {'; '.join(dict.fromkeys(tracer.refusals))}"
         raise CaptureError(message)
     named = tracer.names + class_guards({type(m) for _, m in tracer.inlined.values()} | {type(root)})
-    return Trace(graph, tracer.spans, Guards([*inlined, *named]), rebuilder(tracer.returned))
+    guards = Guards([*entered, *tracer.leaf_guards(), *named])
+    return Trace(graph, tracer.spans, guards, tracer.doubts, rebuilder(tracer.returned))
