@@ -99,6 +99,9 @@ class _Sites:
         self.found = found
         self.frozen = frozen
         self.number = {Ref(spec.call, spec.output.position): n for n, spec in enumerate(plan.sites)}
+        self.planned = recording.planned
+        self.failures = kept.failures | self.planned.dropped
+        self.source = {site: self._behind(site) for site in self.planned.steps}
         self.consumers: dict[Ref, list[int]] = {}
         for number, call in enumerate(plan.calls):
             for _, ref in call.uses():
@@ -108,9 +111,31 @@ class _Sites:
 
     def statistics(self, number: int) -> Statistics | None:
         """Statistics of a site; None for one whose hook saw a part only."""
+        if number in self.source:
+            behind = self.source[number]
+            return None if behind is None else self.statistics(behind)
         if number in self.recording.untold or self._lost(number):
             return None
         return self.found[number] if number < len(self.found) else None
+
+    def _behind(self, site: int) -> int | None:
+        """The site with a probe whose gradient holds the same numbers as that of ``site``; None where it does not."""
+        steps, left, start = self.planned.steps, self.planned.left, site
+        while site in steps:
+            step, value = steps[site], left.get(site)
+            if value is None:
+                return None
+            if step.same_shape and tuple(self.recording.shapes[step.site]) != tuple(value.shape):
+                self.failures[start] = "it was given no probe of its own, and then its shape was no longer the result's"
+                return None
+            site = step.site
+            reading = self.kept.readings[site] if site < len(self.kept.readings) else None
+            if site in steps or reading is None:
+                continue
+            if math.prod(reading[1]) != math.prod(value.shape) or reading[2] != value.dtype:
+                self.failures[start] = "it was given no probe of its own, and then the result had other numbers"
+                return None
+        return site
 
     def _lost(self, number: int) -> bool:
         spec = self.plan.sites[number]
@@ -122,6 +147,7 @@ class _Sites:
         shapes = self.recording.shapes
         reading = self.kept.readings[number] if number < len(self.kept.readings) else None
         shape = shapes[number] if number < len(shapes) else output.shape
+        source = self.source.get(number)
         return Site(
             node=self.plan.nodes[spec.call],
             output_position=output.position,
@@ -129,6 +155,7 @@ class _Sites:
             dtype=dtype_word(output.dtype),
             device=str(output.device),
             statistics=self.statistics(number),
+            derived_from=None if source is None else self.plan.site_id(source),
         )
 
     def blind_spots(self) -> tuple[BlindSpot, ...]:
@@ -165,8 +192,11 @@ class _Sites:
             return "integer", ""
         if site in self.recording.untold or ref in self.plan.lost:
             return "changed_through_view", ""
-        if site in self.kept.failures:
-            return "statistic_failed", self.kept.failures[site]
+        if site in self.failures:
+            return "statistic_failed", self.failures[site]
+        behind = self.source.get(site)
+        if behind is not None and behind in self.failures:
+            return "statistic_failed", self.failures[behind]
         if site not in self.recording.not_required:
             cut = self._cut_below(ref)
             if cut is not None:
@@ -219,7 +249,11 @@ class _Sites:
             for ref in refs:
                 site = self.number.get(ref)
                 measured = site is not None and site < len(self.found) and self.found[site] is not None
-                if measured or any(consumer in good for consumer in self.consumers.get(ref, ())):
+                if (
+                    measured
+                    or (site is not None and self.statistics(site) is not None)
+                    or any(consumer in good for consumer in self.consumers.get(ref, ()))
+                ):
                     reached.add(ref)
             if any(ref in reached for ref in refs):
                 good.add(number)

@@ -18,12 +18,13 @@ from fxgrad.capture.learning import LearningRun
 from fxgrad.capture.modules import ModuleMap
 from fxgrad.choice import Chooser, Symbolic
 from fxgrad.errors import NoFlowError
-from fxgrad.instrumentation.probe import ParameterHook, current, put
+from fxgrad.instrumentation.plan import ProbePlan, plan_probes
+from fxgrad.instrumentation.probe import ParameterHook, SiteHook, current, put
 from fxgrad.instrumentation.recording import Recording
 from fxgrad.record.recorder import Kept, Recorder
 from fxgrad.schema import GradientFlow, Level, Statistics
 from fxgrad.structure import tensors_in
-from fxgrad.torch_private import functorch_active
+from fxgrad.torch_private import functorch_active, global_hooks, has_hooks
 
 # Norms that a float32 sum of squares holds with room to spare (1e-23 ** 2 is 0, 1.9e19 ** 2 is Inf).
 _TELLABLE = (1e-15, 1e15)
@@ -79,6 +80,7 @@ class Engine:
         self._names = positional_names(forward)
         self._previous: Plan | None = None
         self.chooser = Chooser(model, self.modules, forward, capture)
+        self.may_plan = True  # False: every site gets a probe of its own
         self._live: list[Recording] = []
         self._flows: dict[int, GradientFlow] = {}
 
@@ -116,8 +118,12 @@ class Engine:
             recording.escalated = frozenset(self._previous.escalated)
         # Constants are written down anew as long as a trace may be compared with them.
         previous = None if self.chooser.compares else self._previous
-        session = Session(self.modules, recording, put, previous)
+        if previous is not None and previous.repeated and self.may_plan:
+            recording.use(_probes(previous))
+        first = _First(self.may_plan and self._previous is None)
+        session = Session(self.modules, recording, first.put, previous)
         result = session.run(self.forward, args, kwargs, self._names)
+        first.retire(recording)
         self._previous = recording.plan
         self.chooser.ran_eagerly(recording.plan, args, kwargs)
         return result
@@ -127,10 +133,14 @@ class Engine:
     ) -> Any:
         with torch.set_grad_enabled(True):  # gives the mode back, whatever the graph's switches and errors do
             if ready.function is None or ready.plan is None:
-                run = LearningRun(self.modules, recording, put, None)
+                first = _First(self.may_plan)
+                run = LearningRun(self.modules, recording, first.put, None)
                 result, numbers = run.run_trace(ready.trace, args, kwargs, self._names)
+                first.retire(recording)
                 ready.complete(recording.plan, numbers)
                 return result
+            if self._plans_for(ready.plan):
+                recording.use(_probes(ready.plan))
             recording.follow(ready.plan)
             recording.escalated = frozenset(ready.plan.escalated)
             outer, current.recording = current.recording, recording
@@ -139,6 +149,13 @@ class Engine:
                 return ready.trace.rebuild(returned)
             finally:
                 current.recording = outer
+
+    def _plans_for(self, plan: Plan) -> bool:
+        """Whether probes may be left out of generated code: no hook was put on the modules next to a step since."""
+        if not self.may_plan or next(global_hooks(), None) is not None:
+            return False
+        leaves = _probes(plan).leaves
+        return not leaves or not any(has_hooks(self.modules.root.get_submodule(path)) for path in leaves)
 
     def _release_finished(self) -> None:
         """Take the hooks off the inputs of forward calls whose backward has run."""
@@ -193,6 +210,32 @@ class Engine:
             found = dict(zip(numbers, (record.statistics for record in flow.parameters), strict=True))
             _escalate(self.recorder.escalated, found)
         return self._flows[key]
+
+
+class _First:
+    """The hooks of a call whose plan is not known before it has returned; those that were not needed are silenced."""
+
+    def __init__(self, plans: bool) -> None:  # noqa: FBT001  # an internal switch
+        self._hooks: dict[int, SiteHook] | None = {} if plans else None
+
+    def put(self, recording: Recording, value: Tensor, site: int) -> SiteHook:
+        """As ``probe.put``."""
+        hook = put(recording, value, site)
+        if self._hooks is not None:
+            self._hooks[site] = hook
+        return hook
+
+    def retire(self, recording: Recording) -> None:
+        """Silence the hooks of sites that are read from the site behind."""
+        if self._hooks is not None:
+            recording.retire(_probes(recording.plan), self._hooks)
+
+
+def _probes(plan: Plan) -> ProbePlan:
+    if plan.probes is None:
+        plan.probes = plan_probes(plan)
+    found: ProbePlan = plan.probes
+    return found
 
 
 def _escalate(marked: set[int], found: Mapping[int, Statistics | None]) -> None:

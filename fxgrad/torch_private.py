@@ -6,7 +6,11 @@ Each function says which name it uses, why no public one does, and what happens 
 
 from __future__ import annotations
 
+import functools
+import itertools
+import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -134,3 +138,49 @@ def acts_after_accumulation(parameter: Tensor) -> bool:
 def compiled_original(module: nn.Module) -> nn.Module | None:
     """The model inside of a ``torch.compile``d module, or None (``OptimizedModule._orig_mod``)."""
     return children_of(module).get("_orig_mod") if type(module).__name__ == "OptimizedModule" else None
+
+
+#: How many autograd nodes this thread has made; the same number twice means that no differentiable code ran between.
+#: ``torch._C._autograd._get_sequence_nr``, which AOTAutograd uses to match forward and backward; no public question.
+#: Without it every reading differs from the one before, so that hidden code is always suspected.
+sequence_number: Callable[[], int] = getattr(
+    getattr(torch._C, "_autograd", None),  # noqa: SLF001
+    "_get_sequence_nr",
+    itertools.count().__next__,
+)
+
+
+def _python_references(tensor: Tensor) -> int:
+    """References to ``tensor`` from Python, those of this call and its caller's one variable not counted.
+
+    ``Tensor._use_count``: while C++ refers to a tensor too, torch holds one reference to its Python object.
+    """
+    from_cpp = tensor._use_count() > 1  # type: ignore[attr-defined]  # noqa: SLF001
+    return sys.getrefcount(tensor) - 3 - int(from_cpp)
+
+
+@functools.cache
+def _references_can_be_counted() -> bool:
+    """Whether the count tells the cases apart that it has to: held by C++, by Python, by both."""
+    if not hasattr(Tensor, "_use_count"):
+        return False
+    with torch.enable_grad(), without_torch_function():
+        leaf = torch.zeros(1, device="cpu", requires_grad=True)
+        one, two, three = leaf * 1, leaf * 1, leaf * 1
+        views = [one.view(1), three.view(1)]
+        kept = [two, three]
+        refs = [weakref.ref(one), weakref.ref(two), weakref.ref(three)]
+        del one, two, three
+        found = [(ref() is not None, _held(ref)) for ref in refs]
+        del views, kept
+    return found == [(True, False), (True, True), (True, True)]
+
+
+def _held(ref: weakref.ref[Tensor]) -> bool:
+    tensor = ref()
+    return tensor is not None and _python_references(tensor) > 0
+
+
+def held_by_python(ref: weakref.ref[Tensor]) -> bool:
+    """Whether some Python object refers to the tensor; True where torch cannot tell."""
+    return ref() is not None and (not _references_can_be_counted() or _held(ref))

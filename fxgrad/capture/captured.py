@@ -56,7 +56,9 @@ class Call:
 
     ``args`` and ``kwargs`` hold ``Ref``, ``ParameterRef``, ``Opaque`` and constants.  ``key_stem`` is the node key
     without its call index.  ``frozen``: all parameters that the call uses of its own are frozen.  ``same_object``: for
-    each output, the value whose very tensor object was returned again (in-place ops, identities).
+    each output, the value whose very tensor object was returned again (in-place ops, identities).  ``bases``: for each
+    output that is a view, the value that it is a view of.  ``changed``: values that the call changed in place.
+    ``hooked``: a leaf module with hooks of its own.
     """
 
     op: str
@@ -74,6 +76,9 @@ class Call:
     grad_enabled: bool = True
     frozen: bool = False
     same_object: tuple[Ref | None, ...] = ()
+    bases: tuple[Ref | None, ...] = ()
+    changed: tuple[Ref, ...] = ()
+    hooked: bool = False
 
     def uses(self) -> Iterator[tuple[str, Ref]]:
         """Every value that the call takes, with its argument path."""
@@ -124,12 +129,22 @@ class Plan:
         spans: the module calls, in the order in which they returned.
         escalated: sites to be measured at ``full`` next time, since ``norm`` could not tell their norm.
         lost: values whose hook cannot tell their gradient: views of memory that was changed in place.
+        hooked: values on which the user put a hook.
+        held: values that something outside of the forward call still referred to when it had returned.
+        hidden: whether differentiable code ran that no front end could see.
+        repeated: whether a later call ran the same way.
+        probes: which sites need a probe (``instrumentation.plan.ProbePlan``); None until it is asked for.
     """
 
     calls: list[Call]
     spans: list[ModuleSpan]
     lost: set[Ref] = field(default_factory=set)
     escalated: set[int] = field(default_factory=set)
+    hooked: set[Ref] = field(default_factory=set)
+    held: set[Ref] = field(default_factory=set)
+    hidden: bool = False
+    repeated: bool = False
+    probes: Any = None
 
     @cached_property
     def sites(self) -> list[SiteSpec]:
@@ -144,6 +159,17 @@ class Plan:
             tuple(-1 if (ref := Ref(n, out.position)) in self.lost else numbers.get(ref, -1) for out in call.outputs)
             for n, call in enumerate(self.calls)
         ]
+
+    def replan(self) -> None:
+        """Forget which sites need a probe, after a fact that matters to it has changed."""
+        self.probes = None
+        self.__dict__.pop("planned_table", None)
+
+    @cached_property
+    def planned_table(self) -> list[tuple[int, ...]]:
+        """``probe_table`` with ``-2 - number`` for a site that needs no probe of its own."""
+        steps = self.probes.steps
+        return [tuple(-2 - n if n in steps else n for n in numbers) for numbers in self.probe_table]
 
     @cached_property
     def graph(self) -> fx.Graph:
@@ -180,6 +206,11 @@ class Plan:
             ModuleCall(span.path, span.type, keys.make(span.path)[1], self._ids(span.inputs), self._ids(span.outputs))
             for span in self.spans
         )
+
+    def site_id(self, number: int) -> str:
+        """``Site.id`` of site ``number``."""
+        spec = self.sites[number]
+        return self.nodes[spec.call].key + spec.output.position
 
     def _ids(self, refs: tuple[Ref, ...]) -> tuple[str, ...]:
         return tuple(self.nodes[ref.call].key + ref.position for ref in refs)

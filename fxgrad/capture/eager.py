@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-import weakref
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -34,23 +32,19 @@ from fxgrad.capture.captured import (
 from fxgrad.capture.modules import ModuleMap, Place
 from fxgrad.capture.names import METADATA, source_line
 from fxgrad.capture.recomputation import Recomputation, is_recomputed
+from fxgrad.capture.values import Known, Values, names_of
 from fxgrad.structure import tensors_in
-from fxgrad.torch_private import base_of, functorch_active, remove_global_hook, version_of, without_torch_function
+from fxgrad.torch_private import (
+    functorch_active,
+    has_hooks,
+    remove_global_hook,
+    sequence_number,
+    version_of,
+    without_torch_function,
+)
 
 _WRITES_ITEM = torch.Tensor.__setitem__
 _WORDS: dict[Any, str] = {}  # of torch's functions, which live as long as the process
-
-
-@dataclass(slots=True)
-class _Known:
-    """What is known of a living tensor: who returned it, and what it was like then."""
-
-    tensor: weakref.ref[Tensor]
-    ref: Ref
-    requires_grad: bool
-    version: int
-    site: int
-    view: bool
 
 
 class Session(TorchFunctionMode):
@@ -74,7 +68,7 @@ class Session(TorchFunctionMode):
         self.lost: set[Ref] = set()
         self._old: list[Call] = previous.calls if previous is not None else []
         self._same = previous is not None
-        self._known: dict[int, _Known] = {}
+        self._values = Values()
         self._inside = 0
         self._stack: list[tuple[Place | None, tuple[Ref | None, ...]]] = []
         self._path = ""
@@ -83,6 +77,10 @@ class Session(TorchFunctionMode):
         self._handles: list[Any] = []
         self._sites = 0
         self._first_sites: list[int] = []
+        self._planned: Any = recording.planned if previous is not None else None
+        self.hooked: set[Ref] = set()
+        self.hidden = False
+        self._sequence = -1
 
     # ---- entering and leaving -------------------------------------------------------------------------------
 
@@ -95,12 +93,14 @@ class Session(TorchFunctionMode):
         ]
         try:
             with self:
+                self._sequence = sequence_number()
                 result = forward(*args, **kwargs)
+                self._look_for_hidden_code()
         finally:
             for handle in self._handles:
                 remove_global_hook(handle)
         self._finish(result, inputs)
-        self._known = {}
+        self._values = Values()
         return result
 
     def _placeholders(self, args: tuple[Any, ...], kwargs: dict[str, Any], names: list[str]) -> tuple[Ref, ...]:
@@ -116,10 +116,11 @@ class Session(TorchFunctionMode):
         self._add("output", "output", "output", "output", None, refs, (result,), {}, [])
         self.spans.append(ModuleSpan("", root.type, inputs, tuple(ref for ref in refs if ref is not None)))
         if self._same and len(self.calls) == len(self._old) and self.previous is not None:
+            self._went_the_same_way(self.previous)
             self.recording.plan = self.previous
-            self.previous.lost.update(self.lost)
         else:
-            self.recording.plan = Plan(self.calls, self.spans, self.lost)
+            held = self._held_values()
+            self.recording.plan = Plan(self.calls, self.spans, self.lost, set(), self.hooked, held, self.hidden)
 
     # ---- modules --------------------------------------------------------------------------------------------
 
@@ -138,6 +139,7 @@ class Session(TorchFunctionMode):
             refs = self._refs(args, {})
         self._stack.append((place, refs))
         if place.leaf:
+            self._look_for_hidden_code()
             self._inside = 1
         else:
             self._path, self._type = place.path, place.type
@@ -158,6 +160,7 @@ class Session(TorchFunctionMode):
         self._type = outer.type if outer else self.modules.places[id(self.modules.root)].type
         with without_torch_function():
             if place.leaf:
+                self._sequence = sequence_number()
                 self._record_leaf(place, inputs, args, kwargs, result)
             given = tuple(ref for ref in inputs if ref is not None)
             outputs = tuple(ref for _, t in tensors_in(result) if (ref := self._lookup(t)) is not None)
@@ -188,12 +191,15 @@ class Session(TorchFunctionMode):
         kwargs = kwargs or {}
         if self._inside:
             return func(*args, **kwargs)
+        self._look_for_hidden_code()
         word = _WORDS.get(func)
         if word is None:
             word = _WORDS[func] = function_word(func)
         if word in METADATA or functorch_active():
             # Wrapped tensors have no gradient of their own; what comes out of a transform is external.
             return func(*args, **kwargs)
+        if word == "register_hook":
+            self._note_user_hook(args[0])
         refs = self._refs(args, kwargs)
         if word[:2] == "__":  # a reflected operator: what stands first in the user's code comes second here
             word, given = word[2:], args[::-1]
@@ -201,6 +207,7 @@ class Session(TorchFunctionMode):
         else:
             given = args
         result = func(*args, **kwargs)
+        self._sequence = sequence_number()
         if isinstance(result, Tensor):
             found = [("", result)]
         elif isinstance(result, (tuple, list)) and not isinstance(result, torch.Size):
@@ -219,7 +226,9 @@ class Session(TorchFunctionMode):
         number = len(self.calls)
         old = self._old[number] if self._same and number < len(self._old) else None
         enabled = torch.is_grad_enabled()
-        if old is None or not same_call(old, stem, func, refs, found):
+        if old is None or not same_call(old, stem, func, refs, found) or not self._as_planned(old, args, kwargs):
+            if self._same and self._planned is not None:
+                self._planned.differs(self._sites)
             self._same = False
             if op == "call":
                 op, target = fx_op(func, word)
@@ -229,7 +238,9 @@ class Session(TorchFunctionMode):
                 tuple(describe_output(position, tensor) for position, tensor in found),
                 None if op in ("placeholder", "output") else self._source(), enabled,
                 op == "call_module" and frozen(self.modules.root.get_submodule(target)),
-                tuple(self._seen(tensor) for _, tensor in found),
+                tuple(self._values.ref(tensor) for _, tensor in found),
+                tuple(self._values.base(tensor) for _, tensor in found), self._values.changed(args, kwargs),
+                op == "call_module" and has_hooks(self.modules.root.get_submodule(target)),
             )  # fmt: skip
         self.calls.append(old)
         self._first_sites.append(self._sites)
@@ -247,12 +258,18 @@ class Session(TorchFunctionMode):
             site = self._sites
             self._sites += 1
             recording.shapes.append(tensor.shape if not tensor.is_nested else ())
-            if requires:
+            planned = self._planned
+            if requires and planned is not None and planned.active:
+                if site in planned.plan.steps:
+                    planned.leave_out(site, tensor)
+                else:
+                    self.put(recording, tensor, site)
+                planned.returned(site, tensor)
+            elif requires:
                 self.put(recording, tensor, site)
             else:
                 recording.not_required.add(site)
-        view = base_of(tensor) is not None
-        self._known[id(tensor)] = _Known(weakref.ref(tensor), ref, requires, version_of(tensor), site, view)
+        self._values.bind(ref, tensor, site, requires_grad=requires)
 
     # ---- values ---------------------------------------------------------------------------------------------
 
@@ -266,8 +283,8 @@ class Session(TorchFunctionMode):
         return tuple(refs)
 
     def _lookup(self, tensor: Tensor) -> Ref | None:
-        known = self._known.get(id(tensor))
-        if known is None or known.tensor() is not tensor:
+        known = self._values.find(tensor)
+        if known is None:
             if id(tensor) in self.modules.tensors or not tensor.requires_grad or isinstance(tensor, nn.Parameter):
                 return None
             return self._external(tensor, None)
@@ -280,7 +297,7 @@ class Session(TorchFunctionMode):
             return self._external(tensor, known.ref)
         return known.ref
 
-    def _checkpointed(self, tensor: Tensor, known: _Known) -> None:
+    def _checkpointed(self, tensor: Tensor, known: Known) -> None:
         """The result of a region that runs again in the backward pass: its gradient arrives at the outer tensor."""
         known.requires_grad = True
         if known.site >= 0:
@@ -293,39 +310,20 @@ class Session(TorchFunctionMode):
             calls=self.calls, last=known.ref.call, first_site=self._first_sites,
         ).wrap(tensor.grad_fn)  # fmt: skip
 
-    def _seen(self, tensor: Tensor) -> Ref | None:
-        known = self._known.get(id(tensor))
-        return known.ref if known is not None and known.tensor() is tensor else None
-
     def _external(self, tensor: Tensor, inner: Ref | None) -> Ref:
         """A value that was made where no call could be seen: by a custom function, compiled or recomputed code."""
         with without_torch_function():
             maker = type(tensor.grad_fn).__name__.removesuffix("Backward") if tensor.grad_fn is not None else "leaf"
-            refs = (inner,) if inner is not None else self._makers(tensor)
+            refs = (inner,) if inner is not None else self._values.makers_of(tensor)
             stem = f"{self._path}/{maker}"
             self._add("external", maker, maker, stem, None, refs, refs, {}, [("", tensor)])
-        return self._known[id(tensor)].ref
-
-    def _makers(self, tensor: Tensor) -> tuple[Ref, ...]:
-        """The known values that an external value was computed from, found in the autograd graph."""
-        owners = {k.tensor().grad_fn: k.ref for k in self._known.values() if k.requires_grad and k.tensor() is not None}  # type: ignore[union-attr]
-        owners.pop(None, None)
-        queue, seen, found = [tensor.grad_fn], set[Any](), list[Ref]()
-        while queue and len(seen) < 256:  # noqa: PLR2004  # a bound for huge external graphs; the edges are an aid
-            node = queue.pop(0)
-            for previous, _ in node.next_functions if node is not None else ():
-                if previous in owners:
-                    found.append(owners[previous])
-                elif previous is not None and previous not in seen:
-                    seen.add(previous)
-                    queue.append(previous)
-        return tuple(dict.fromkeys(found))
+        return self._values.by_id[id(tensor)].ref
 
     def _template(self, value: Any) -> Any:  # noqa: PLR0911  # one return a type
         if isinstance(value, Tensor):
-            known = self._known.get(id(value))
-            if known is not None and known.tensor() is value:
-                return known.ref
+            known = self._values.ref(value)
+            if known is not None:
+                return known
             name = self.modules.tensors.get(id(value))
             return ParameterRef(name) if name is not None else Opaque("tensor")
         if isinstance(value, (Ref, ParameterRef, Opaque)):
@@ -342,14 +340,53 @@ class Session(TorchFunctionMode):
             return slice(self._template(value.start), self._template(value.stop), self._template(value.step))
         return constant(value)
 
+    # ---- what a probe plan has to know ------------------------------------------------------------------------
+
+    def _as_planned(self, old: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether a call that a step of the probe plan goes through still does the same."""
+        planned = self._planned
+        if planned is None or not planned.active:
+            return True
+        if old.op == "call_module" and old.target in planned.plan.leaves:
+            return not has_hooks(self.modules.root.get_submodule(old.target))
+        if len(self.calls) not in planned.plan.through:
+            return True
+        return self._template(args) == old.args and old.kwargs == {k: self._template(v) for k, v in kwargs.items()}
+
+    def _went_the_same_way(self, plan: Plan) -> None:
+        plan.repeated = True
+        plan.lost.update(self.lost)
+        held = {Ref(plan.sites[site].call, plan.sites[site].output.position) for site in self._planned.settle()}
+        if self.hidden > plan.hidden or not self.hooked <= plan.hooked or held:
+            plan.hidden |= self.hidden
+            plan.hooked |= self.hooked
+            plan.held |= held
+            plan.replan()
+
+    def _held_values(self) -> set[Ref]:
+        return self._values.held(self.calls)
+
+    def _note_user_hook(self, tensor: Any) -> None:
+        refs = set(names_of(self._values.ref(tensor), self.calls))
+        if self.previous is not None and not refs <= self.previous.hooked:
+            self._planned.distrust("the user put a hook on a value")
+        self.hooked |= refs
+
+    def _look_for_hidden_code(self) -> None:
+        """Autograd nodes that no call of ours made: code that cannot be seen may use any value."""
+        if not self.hidden and sequence_number() != self._sequence:
+            self.hidden = True
+            if self._planned is not None and self._planned.active:
+                self._planned.distrust("differentiable code ran that cannot be seen")
+
     def _note_changed(self, args: tuple[Any, ...]) -> None:
         """After a call: a view that it changed in place has lost its hook."""
         if args and isinstance(args[0], Tensor):
-            known = self._known.get(id(args[0]))
+            known = self._values.find(args[0])
             if known is not None and known.view and known.version != version_of(args[0]):
                 self._lose(known)
 
-    def _lose(self, known: _Known) -> None:
+    def _lose(self, known: Known) -> None:
         """The hook on a view cannot see what flows back after its memory was changed: autograd gave it a new node."""
         if known.site >= 0:
             self.recording.untold.add(known.site)

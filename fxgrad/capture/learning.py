@@ -14,6 +14,7 @@ from fxgrad.capture.eager import Session
 from fxgrad.capture.names import METADATA
 from fxgrad.capture.proxies import set_grad
 from fxgrad.capture.symbolic import Span, Trace
+from fxgrad.capture.values import Values
 from fxgrad.structure import tensors_in
 
 
@@ -47,8 +48,11 @@ class LearningRun(Session):
             for used in node.all_input_nodes:
                 _drop(used, env, left)
         self._finish(result, inputs)
-        self._known = {}
+        self._values = Values()
         return result, self._numbers
+
+    def _held_values(self) -> set[Ref]:
+        return set()  # generated code keeps nothing; what this run holds is its own
 
     def _source(self) -> str | None:
         return self._line
@@ -109,16 +113,16 @@ class LearningRun(Session):
     def _enter_spans(self, index: int, env: dict[fx.Node, Any]) -> None:
         for span in self._trace.spans:
             if span.first == index:
-                self._open.append((span, self._values(span.inputs, env)))
+                self._open.append((span, self._refs_in(span.inputs, env)))
 
     def _leave_spans(self, index: int, env: dict[fx.Node, Any], left: Counter[fx.Node]) -> None:
         for span, inputs in [entry for entry in reversed(self._open) if entry[0].last == index + 1]:
-            self.spans.append(ModuleSpan(span.path, span.type, inputs, self._values(span.outputs, env)))
+            self.spans.append(ModuleSpan(span.path, span.type, inputs, self._refs_in(span.outputs, env)))
             self._open = [entry for entry in self._open if entry[0] is not span]
             for used in _nodes_in((span.inputs, span.outputs)):
                 _drop(used, env, left)
 
-    def _values(self, structure: Any, env: dict[fx.Node, Any]) -> tuple[Ref, ...]:
+    def _refs_in(self, structure: Any, env: dict[fx.Node, Any]) -> tuple[Ref, ...]:
         refs = (self._lookup(t) for n in _nodes_in(structure) if n in env for _, t in tensors_in(env[n]))
         return tuple(ref for ref in refs if ref is not None)
 

@@ -41,6 +41,7 @@ class _Replay:
         self.not_required: set[int] = set()
         self.untold: set[int] = set()
         self.plan: Any = None
+        self.planned: Any = None
 
 
 class Recomputation:

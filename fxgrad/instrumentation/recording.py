@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from fxgrad.instrumentation.probe import put
+from fxgrad.instrumentation.plan import ProbePlan
+from fxgrad.instrumentation.planned import NO_PLAN, Planned
+from fxgrad.instrumentation.probe import SiteHook, put
 from fxgrad.structure import tensors_in
 
 if TYPE_CHECKING:
@@ -26,11 +29,12 @@ class Recording:
         report: which front end ran, and why.
         parameters: the model's parameters at this call, as (number, names, tensor).
         expected: how many slots to prepare.
+        planned: which sites get no hook in this call.
     """
 
     __slots__ = (
         "__weakref__", "escalated", "expected", "leaf_handles", "not_required", "number", "parameters", "part",
-        "plan",
+        "plan", "planned",
         "report", "shapes", "sink", "table", "task", "untold",
     )  # fmt: skip
 
@@ -38,7 +42,7 @@ class Recording:
         self.sink = sink
         self.number = number
         self.expected = expected
-        self.shapes: list[tuple[int, ...]] = []
+        self.shapes: list[Any] = []
         self.not_required: set[int] = set()
         self.untold: set[int] = set()
         self.leaf_handles: list[RemovableHandle] = []
@@ -48,11 +52,16 @@ class Recording:
         self.report: Any = None
         self.parameters: Any = ()
         self.escalated: frozenset[int] = frozenset()
+        self.use(NO_PLAN)
+
+    def use(self, probes: ProbePlan) -> None:
+        """Put hooks only where ``probes`` wants them."""
+        self.planned = Planned(probes, lambda value, site: put(self, value, site))
 
     def follow(self, plan: Any) -> None:
         """Take probes of generated code, whose sites are known from ``plan`` beforehand."""
         self.plan = plan
-        self.table: list[tuple[int, ...]] = plan.probe_table
+        self.table: list[tuple[int, ...]] = plan.planned_table if self.planned.active else plan.probe_table
         self.shapes = [()] * len(plan.sites)
 
     def probe(self, value: Any, call: int) -> None:
@@ -65,13 +74,28 @@ class Recording:
             self._tensor(tensor, site)
 
     def _tensor(self, value: Tensor, site: int) -> None:
-        if site < 0:
+        if site == -1:
             return
+        left_out = site < 0
+        if left_out:
+            site = -2 - site
         self.shapes[site] = value.shape
-        if value.requires_grad:
-            put(self, value, site)
-        else:
+        if not value.requires_grad:
             self.not_required.add(site)
+            return
+        if left_out:
+            self.planned.leave_out(site, value)
+        else:
+            put(self, value, site)
+        if self.planned.active:
+            self.planned.returned(site, value)
+
+    def retire(self, probes: ProbePlan, hooks: Mapping[int, SiteHook]) -> None:
+        """Silence the hooks that a call put on before its plan was known, where a step leads to another site."""
+        for site in probes.steps:
+            hooks[site].index = -1
+        outputs = [spec.output for spec in self.plan.sites]
+        self.planned.retire(probes, {site: (self.shapes[site], outputs[site].dtype) for site in probes.steps})
 
     def release(self) -> None:
         """Take the hooks off leaf tensors; those on other tensors go with the graph."""

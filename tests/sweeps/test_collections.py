@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 
 import fxgrad
 from tests import oracle, strategies
+from tests.planning import assert_same_numbers, watched_flow
 from tests.runs import assert_same_run, plain_run
 from tests.sweeps.check import check
-from tests.sweeps.collections import TIMM, timm_case, torchvision_case, torchvision_names, transformers_cases
+from tests.sweeps.collections import TIMM, Built, timm_case, torchvision_case, torchvision_names, transformers_cases
 
 pytest.importorskip("torchvision")
 SAMPLE = (
@@ -46,6 +49,27 @@ def test_a_sample_of_timm(name: str) -> None:
 def test_timm_families(name: str) -> None:
     pytest.importorskip("timm")
     check(name, timm_case(name))
+
+
+def same_with_a_probe_plan(built: Built) -> None:
+    model, args, kwargs, loss = built
+    other = copy.deepcopy(model)
+    flows = [watched_flow(m, args, kwargs, loss, plans=plans) for m, plans in ((model, True), (other, False))]
+    assert_same_numbers(flows[0], flows[1])
+
+
+@QUIET
+@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "convnext_atto"])
+def test_a_sample_with_a_probe_plan(name: str) -> None:
+    pytest.importorskip("timm")
+    same_with_a_probe_plan(timm_case(name))
+
+
+@QUIET
+@pytest.mark.sweep
+@pytest.mark.parametrize("name", torchvision_names())
+def test_all_of_torchvision_with_a_probe_plan(name: str) -> None:
+    same_with_a_probe_plan(torchvision_case(name))
 
 
 @QUIET

@@ -1,0 +1,97 @@
+"""The living tensors of one forward call, and which call returned each."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from fxgrad.capture.captured import Call, Ref
+from fxgrad.structure import tensors_in
+from fxgrad.torch_private import base_of, held_by_python, version_of
+
+
+@dataclass(slots=True)
+class Known:
+    """What is known of a living tensor: who returned it, and what it was like then."""
+
+    tensor: weakref.ref[Tensor]
+    ref: Ref
+    requires_grad: bool
+    version: int
+    site: int
+    view: bool
+
+
+class Values:
+    """Finds values by their tensor.  Holds no tensor; a tensor that is returned again is its latest value."""
+
+    def __init__(self) -> None:
+        self.by_id: dict[int, Known] = {}
+        self._bases: dict[int, tuple[weakref.ref[Tensor], Ref]] = {}
+
+    def find(self, tensor: Any) -> Known | None:
+        """What is known of ``tensor``."""
+        known = self.by_id.get(id(tensor))
+        return known if known is not None and known.tensor() is tensor else None
+
+    def ref(self, tensor: Any) -> Ref | None:
+        """Which value ``tensor`` is."""
+        known = self.find(tensor)
+        return known.ref if known is not None else None
+
+    def bind(self, ref: Ref, tensor: Tensor, site: int, *, requires_grad: bool) -> None:
+        """``tensor`` is the value ``ref`` now."""
+        view = base_of(tensor) is not None
+        self.by_id[id(tensor)] = Known(weakref.ref(tensor), ref, requires_grad, version_of(tensor), site, view)
+
+    def makers_of(self, tensor: Tensor) -> tuple[Ref, ...]:
+        """The known values that an external value was computed from, found in the autograd graph."""
+        alive = ((known, known.tensor()) for known in self.by_id.values() if known.requires_grad)
+        owners: dict[Any, Ref] = {value.grad_fn: known.ref for known, value in alive if value is not None}
+        owners.pop(None, None)
+        queue, seen, found = [tensor.grad_fn], set[Any](), list[Ref]()
+        while queue and len(seen) < 256:  # noqa: PLR2004  # a bound for huge external graphs; the edges are an aid
+            node = queue.pop(0)
+            for previous, _ in node.next_functions if node is not None else ():
+                if previous in owners:
+                    found.append(owners[previous])
+                elif previous is not None and previous not in seen:
+                    seen.add(previous)
+                    queue.append(previous)
+        return tuple(dict.fromkeys(found))
+
+    def base(self, tensor: Tensor) -> Ref | None:
+        """The value that ``tensor`` is a view of; memory that no value is known of gets a name of its own."""
+        base = base_of(tensor)
+        if base is None:
+            return None
+        seen = self.ref(base)
+        if seen is not None:
+            return seen
+        known = self._bases.get(id(base))
+        if known is None or known[0]() is not base:
+            known = self._bases[id(base)] = (weakref.ref(base), Ref(-1 - len(self._bases), ""))
+        return known[1]
+
+    def changed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Ref, ...]:
+        """The values among the arguments of a call that were changed in place since they were returned."""
+        known = [(tensor, self.find(tensor)) for _, tensor in tensors_in((args, kwargs))]
+        return tuple(k.ref for tensor, k in known if k is not None and version_of(tensor) != k.version)
+
+    def held(self, calls: Sequence[Call]) -> set[Ref]:
+        """The values that some Python object refers to, under all names of theirs."""
+        found = [known.ref for known in self.by_id.values() if held_by_python(known.tensor)]
+        return {name for ref in found for name in names_of(ref, calls)}
+
+
+def names_of(ref: Ref | None, calls: Sequence[Call]) -> Iterator[Ref]:
+    """The value, and the earlier values whose very tensor it is."""
+    while ref is not None:
+        yield ref
+        call = calls[ref.call]
+        same = dict(zip((output.position for output in call.outputs), call.same_object, strict=False))
+        ref = same.get(ref.position)
