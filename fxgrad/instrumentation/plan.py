@@ -3,7 +3,8 @@
 Requires a recorded call sequence; gives, for each such site, the *step* to the site behind it.  A step is taken where
 all of this holds:
 
-* the value is used once, counting argument positions and the model's output, by one call with one output;
+* the value is used once, counting argument positions and the model's output, by one call with one output, and its
+  very tensor is used under no other name;
 * the call rearranges entries (a view, a permutation, a copy of the same dtype, the same tensor again), or is an
   ``add`` with alpha 1 whose operands and result have the same shape and dtype;
 * neither the value, its result nor anything that shares their memory is changed in place;
@@ -102,6 +103,8 @@ class _Planner:
         uses = self.uses.get((at, value.position), ())
         if self.calls[at].op == "placeholder" or not self._free(at, value) or len(uses) != 1:
             return None
+        if not self._only_name(at, value):
+            return None
         consumer, argument = uses[0]
         call = self.calls[consumer]
         if call.op in ("output", "external") or not call.grad_enabled or len(call.outputs) != 1:
@@ -119,6 +122,18 @@ class _Planner:
 
     def _free(self, at: int, value: Any) -> bool:
         return value.requires_grad and (at, value.position) not in self.excluded and not self.calls[at].hooked
+
+    def _only_name(self, at: int, value: Any) -> bool:
+        """Whether the very tensor is used under no earlier name: a hook sees what all uses of the tensor send back."""
+        call = self.calls[at]
+        earlier = dict(zip((output.position for output in call.outputs), call.same_object, strict=False))
+        before = earlier.get(value.position)
+        while before is not None:
+            if len(self.uses.get(before, ())) > 1:
+                return False
+            call = self.calls[before[0]]
+            before = dict(zip((out.position for out in call.outputs), call.same_object, strict=False)).get(before[1])
+        return True
 
     def _leaves(self, at: int, value: Any) -> bool:
         """Whether the value leaves the model or is taken by a module with hooks."""

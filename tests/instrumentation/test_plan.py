@@ -249,6 +249,14 @@ class NoGradView(Base):
         return self.b(x * scale)
 
 
+class TwoNames(Base):
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        h = self.a(x)
+        branch = torch.tanh(h)
+        shortcut = F.dropout(h, 0.5, training=False)
+        return self.b(branch) * 2, shortcut.reshape(12).tanh()
+
+
 class Subtracted(Base):
     def forward(self, x: Tensor) -> Tensor:
         return self.b(x * 2 - self.a(x))
@@ -257,7 +265,7 @@ class Subtracted(Base):
 ADVERSARIAL = [
     UsedTwice, AddAndMore, Broadcast, Alpha, MixedDtypes, OtherDtype, InPlaceAfterView, InPlaceOnTheBase, InPlaceAdd,
     IdentityThenInPlace, Returned, ResultReturned, Sliced, Gathered, Expanded, Split, RunningDropout, UserHook,
-    HookOnTheSameTensor, Stashed, HiddenUse, NoGradView, Subtracted,
+    HookOnTheSameTensor, Stashed, HiddenUse, NoGradView, TwoNames, Subtracted,
 ]  # fmt: skip
 
 
