@@ -8,10 +8,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from fxgrad.engine import Options
 from fxgrad.errors import FxgradError, InputError, ModelError, OptionError
 from fxgrad.instrumented import Instrumented
 from fxgrad.preserve import preserved
-from fxgrad.schema import GradientFlow, Level
+from fxgrad.schema import GradientFlow, Level, SiteKind
 from fxgrad.structure import tensors_in
 from fxgrad.torch_private import acts_after_accumulation, compiled_original
 from fxgrad.watching import Watch, refuse_unwatchable, watch_of
@@ -28,7 +29,7 @@ def gradient_flow(  # noqa: PLR0913  # the public signature of the design
     loss: Callable[[Any], Tensor] | None = None,
     capture: Capture = "auto",
     statistics: Level = "full",
-    sites: Literal["node"] = "node",
+    sites: SiteKind = "node",
 ) -> GradientFlow:
     """One forward and one backward pass of ``model``, and the gradient at every intermediate value.
 
@@ -43,7 +44,8 @@ def gradient_flow(  # noqa: PLR0913  # the public signature of the design
             ``flow.event.loss``).
         capture: front end; ``"auto"`` runs the model once, under ``eager``.
         statistics: ``"full"`` or ``"norm"``.
-        sites: ``"node"``, the total gradient of each value.
+        sites: ``"node"``, the total gradient of each value; ``"edge"``, also the part that each consumer of a value
+            sends back (in ``flow.edges``).
 
     Raises:
         ModelError: the model or the loss raised, or there is nothing to differentiate.
@@ -61,7 +63,7 @@ def gradient_flow(  # noqa: PLR0913  # the public signature of the design
     positional, named = _arguments(args, kwargs)
     leaves = [tensor for _, tensor in tensors_in((positional, named))]
     with preserved(model, leaves), _paused(outer), torch.enable_grad():
-        watch = Watch(model, every=1, level=statistics, capture=capture, one_shot=True)
+        watch = Watch(model, Options(statistics, capture, sites), one_shot=True)
         try:
             scalar, words = _run(model, positional, named, loss)
             watch.engine.loss_words = words
@@ -73,7 +75,7 @@ def gradient_flow(  # noqa: PLR0913  # the public signature of the design
 
 
 def watch(
-    model: nn.Module, *, every: int = 1, statistics: Level = "norm", sites: Literal["node"] = "node",
+    model: nn.Module, *, every: int = 1, statistics: Level = "norm", sites: SiteKind = "node",
     capture: Capture = "auto",
 ) -> Watch:  # fmt: skip
     """Observe the gradients of ``model`` in place, while the training loop stays as it is.
@@ -82,7 +84,8 @@ def watch(
         model: any module that runs Python; the optimizer, ``state_dict`` and hooks are not touched.
         every: observe every n-th training forward.
         statistics: ``"norm"`` (one reduction a site) or ``"full"``.
-        sites: ``"node"``, the total gradient of each value.
+        sites: ``"node"``, the total gradient of each value; ``"edge"``, also the part that each consumer of a value
+            sends back (in ``flow.edges``).
         capture: ``"auto"`` observes the first step under ``eager`` and then runs the symbolic graph where that
             agrees with what eager recorded; ``"eager"`` or ``"symbolic"`` to insist.
 
@@ -98,11 +101,11 @@ def watch(
     if isinstance(every, bool) or not isinstance(every, int) or every < 1:
         message = f"every must be a whole number of at least 1, but is {every!r}"
         raise OptionError(message)
-    return Watch(model, every=every, level=statistics, capture=capture)
+    return Watch(model, Options(statistics, capture, sites), every=every)
 
 
 def instrument(
-    model: nn.Module, *, engine: Literal["hook"] = "hook", sites: Literal["node"] = "node",
+    model: nn.Module, *, engine: Literal["hook"] = "hook", sites: SiteKind = "node",
     statistics: Level = "norm", capture: Literal["auto", "symbolic"] = "auto",
 ) -> Instrumented:  # fmt: skip
     """The pass as a module: an ``fx.GraphModule`` with a probe behind every value, sharing the model's parameters.
@@ -110,7 +113,8 @@ def instrument(
     Args:
         model: a module that torch.fx can trace faithfully.
         engine: ``"hook"``, tensor hooks.
-        sites: ``"node"``, the total gradient of each value.
+        sites: ``"node"``, the total gradient of each value; ``"edge"``, also the part that each consumer of a value
+            sends back (in ``flow.edges``).
         statistics: ``"norm"`` or ``"full"``.
         capture: ``"auto"`` checks the graph against the model's own run at the first call, ``"symbolic"`` trusts it.
 
@@ -129,14 +133,14 @@ def instrument(
     if str(capture) == "eager":
         message = "capture='eager' makes no graph module: use fxgrad.watch, or capture='auto' or 'symbolic'"
         raise OptionError(message)
-    return Instrumented(model, statistics, capture)
+    return Instrumented(model, Options(statistics, capture, sites))
 
 
 def _check_options(capture: str, statistics: str, sites: str) -> None:
     allowed = {
         "capture": (capture, ("auto", "symbolic", "eager")),
         "statistics": (statistics, ("norm", "full")),
-        "sites": (sites, ("node",)),
+        "sites": (sites, ("node", "edge")),
     }
     for name, (value, values) in allowed.items():
         if value not in values:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +19,8 @@ from fxgrad.schema import (
     REASONS,
     BlindSpot,
     CaptureReport,
+    Consumer,
+    Edge,
     EventInfo,
     GradientFlow,
     Level,
@@ -78,12 +81,12 @@ def assemble(kept: Kept, loss: str, level: Level) -> GradientFlow:
     return GradientFlow(
         nodes=plan.nodes,
         sites=tuple(sites.site(number, spec) for number, spec in enumerate(plan.sites)),
-        edges=plan.edges,
+        edges=plan.edges if recording.edges is None else sites.edges(),
         parameters=_parameters(kept, parameters, of_parameters),
-        blind_spots=sites.blind_spots(),
+        blind_spots=(*sites.blind_spots(), *sites.blind_edges()),
         calls=plan.module_calls,
         capture=report,
-        event=EventInfo(kept.event, recording.number, loss, level),
+        event=EventInfo(kept.event, recording.number, loss, level, "node" if recording.edges is None else "edge"),
     )
 
 
@@ -98,7 +101,7 @@ class _Sites:
         self.kept = kept
         self.found = found
         self.frozen = frozen
-        self.number = {Ref(spec.call, spec.output.position): n for n, spec in enumerate(plan.sites)}
+        self.number = plan.site_numbers
         self.planned = recording.planned
         self.failures = kept.failures | self.planned.dropped
         self.source = {site: self._behind(site) for site in self.planned.steps}
@@ -170,6 +173,38 @@ class _Sites:
             if call.op == "external"
         ]
         return tuple(spots)
+
+    # ---- edges ----------------------------------------------------------------------------------------------
+
+    def edges(self) -> tuple[Edge, ...]:
+        """The edges with the part of each: its own measurement, or that of a value which is used only there."""
+        measured = {use: self._part(index) for index, use in enumerate(self.plan.fan_out)}
+        return tuple(
+            dataclasses.replace(edge, statistics=measured[use] if use in measured else self._whole(use[0]))
+            for edge, use in zip(self.plan.edges, self.plan.uses, strict=True)
+        )
+
+    def _part(self, index: int) -> Statistics | None:
+        number = len(self.plan.sites) + index
+        known = number < len(self.found) and number not in self.kept.failures
+        return self.found[number] if known else None
+
+    def _whole(self, ref: Ref) -> Statistics | None:
+        return self.statistics(self.number[ref]) if ref in self.number else None
+
+    def blind_edges(self) -> Iterator[BlindSpot]:
+        """Every unmeasured use of a value whose gradient was measured, with its reason."""
+        notes = self.recording.edges
+        for index, (ref, call, argument) in enumerate(self.plan.fan_out if notes is not None else ()):
+            if self._part(index) is not None or self._whole(ref) is None:
+                continue
+            failure = self.kept.failures.get(len(self.plan.sites) + index)
+            reason, more = notes.unmeasured.get(index, ("not_reached", ""))
+            if failure is not None:
+                reason, more = "statistic_failed", failure
+            detail = REASONS[reason] + (f" ({more})" if more else "")
+            consumer = Consumer(self.plan.nodes[call].key, argument)
+            yield BlindSpot(self.plan.nodes[ref.call].key, ref.position, reason, detail, consumer)
 
     # ---- why a tensor has no gradient ----------------------------------------------------------------------
 

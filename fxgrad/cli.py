@@ -17,7 +17,7 @@ import typer
 from rich.console import Console
 
 from fxgrad.errors import FxgradError, OptionError
-from fxgrad.schema import GradientFlow, Level, NormWord
+from fxgrad.schema import GradientFlow, Level, NormWord, SiteKind
 
 if TYPE_CHECKING:
     from fxgrad.command.outputs import View
@@ -101,6 +101,7 @@ def run(
     ] = None,
     capture: Annotated[Literal["auto", "symbolic", "eager"], typer.Option(help="Front end.")] = "auto",
     statistics: Annotated[Level, typer.Option(help="Statistics of each gradient.")] = "full",
+    sites: Annotated[SiteKind, typer.Option(help="edge: also the part that each use of a value sends back.")] = "node",
     norm: Norm = "l2_norm",
     depth: Depth = None,
     seed: Annotated[int, typer.Option(help="Of parameters, inputs and targets.")] = 0,
@@ -116,7 +117,7 @@ def run(
         with _working(f"Running {target}"):
             from fxgrad.command.measure import Request, measure
 
-            flow = measure(Request(target, keywords or [], inputs or [], loss, train, capture, statistics, seed))
+            flow = measure(Request(target, keywords or [], inputs or [], loss, train, capture, statistics, sites, seed))
         _present(flow, output or [], View(norm, depth), quiet=quiet)
 
 

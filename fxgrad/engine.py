@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import itertools
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,11 +19,12 @@ from fxgrad.capture.learning import LearningRun
 from fxgrad.capture.modules import ModuleMap
 from fxgrad.choice import Chooser, Symbolic
 from fxgrad.errors import NoFlowError
+from fxgrad.instrumentation.edges import EdgeNotes, hook_edges
 from fxgrad.instrumentation.plan import ProbePlan, plan_probes
 from fxgrad.instrumentation.probe import ParameterHook, SiteHook, current, put
 from fxgrad.instrumentation.recording import Recording
 from fxgrad.record.recorder import Kept, Recorder
-from fxgrad.schema import GradientFlow, Level, Statistics
+from fxgrad.schema import GradientFlow, Level, SiteKind, Statistics
 from fxgrad.structure import tensors_in
 from fxgrad.torch_private import functorch_active, global_hooks, has_hooks
 
@@ -57,29 +59,42 @@ class ParameterHooks:
         self._hooked.clear()
 
 
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What is observed.
+
+    Attributes:
+        level: statistics level.
+        capture: ``"auto"``, ``"symbolic"`` or ``"eager"``.
+        sites: ``"edge"`` to measure the part of each consumer of a value as well.
+    """
+
+    level: Level = "norm"
+    capture: str = "auto"
+    sites: SiteKind = "node"
+
+
 class Engine:
     """Observes the forward calls of one model.
 
     Args:
         model: the model.
         forward: what a call runs (the model's own forward).
-        level: statistics level.
-        capture: ``"auto"``, ``"symbolic"`` or ``"eager"``.
+        options: what is observed.
     """
 
-    def __init__(self, model: nn.Module, forward: Callable[..., Any], level: Level, capture: str) -> None:
+    def __init__(self, model: nn.Module, forward: Callable[..., Any], options: Options) -> None:
         self.model = model
         self.forward = forward
-        self.capture = capture
-        self.level: Level = level
-        self.recorder = Recorder(level)
+        self.options = options
+        self.recorder = Recorder(options.level)
         self.modules = ModuleMap(model)
         self.parameters = ParameterHooks(self.recorder)
         self.loss_words = "the caller's own backward pass"
         self._numbers = itertools.count()
         self._names = positional_names(forward)
         self._previous: Plan | None = None
-        self.chooser = Chooser(model, self.modules, forward, capture)
+        self.chooser = Chooser(model, self.modules, forward, options.capture)
         self.may_plan = True  # False: every site gets a probe of its own
         self._live: list[Recording] = []
         self._flows: dict[int, GradientFlow] = {}
@@ -100,6 +115,8 @@ class Engine:
         except BaseException:
             recording.release()
             raise
+        if recording.edges is not None:
+            hook_edges(recording)
         recording.report = self.chooser.report()
         self._live.append(recording)
         return result
@@ -108,7 +125,7 @@ class Engine:
         self.recorder.settle()
         self._release_finished()
         self.modules.refresh()
-        expected = len(self._previous.sites) if self._previous is not None else 0
+        expected = len(self._previous.sites) + len(self._previous.fan_out) if self._previous is not None else 0
         recording = Recording(self.recorder, next(self._numbers), expected)
         recording.parameters = self.parameters.refresh(self.modules.parameters)
         return recording
@@ -118,6 +135,8 @@ class Engine:
             recording.escalated = frozenset(self._previous.escalated)
         # Constants are written down anew as long as a trace may be compared with them.
         previous = None if self.chooser.compares else self._previous
+        if self.options.sites == "edge":
+            recording.edges = EdgeNotes(None)
         if previous is not None and previous.repeated and self.may_plan:
             recording.use(_probes(previous))
         first = _First(self.may_plan and self._previous is None)
@@ -133,12 +152,15 @@ class Engine:
     ) -> Any:
         with torch.set_grad_enabled(True):  # gives the mode back, whatever the graph's switches and errors do
             if ready.function is None or ready.plan is None:
+                recording.edges = EdgeNotes(None) if self.options.sites == "edge" else None
                 first = _First(self.may_plan)
                 run = LearningRun(self.modules, recording, first.put, None)
                 result, numbers = run.run_trace(ready.trace, args, kwargs, self._names)
                 first.retire(recording)
                 ready.complete(recording.plan, numbers)
                 return result
+            if self.options.sites == "edge":
+                recording.edges = EdgeNotes(ready.plan.beside_edges)
             if self._plans_for(ready.plan):
                 recording.use(_probes(ready.plan))
             recording.follow(ready.plan)
@@ -204,8 +226,12 @@ class Engine:
         key = id(kept)
         if key not in self._flows:
             self._flows = {id(k): self._flows[id(k)] for k in self.recorder.history if id(k) in self._flows}
-            self._flows[key] = flow = assemble(kept, self.loss_words, self.level)
-            _escalate(kept.recording.plan.escalated, dict(enumerate(site.statistics for site in flow.sites)))
+            self._flows[key] = flow = assemble(kept, self.loss_words, self.options.level)
+            own = [site.statistics for site in flow.sites]
+            if kept.recording.edges is not None:
+                edges = dict(zip(kept.recording.plan.uses, flow.edges, strict=True))
+                own += [edges[use].statistics for use in kept.recording.plan.fan_out]
+            _escalate(kept.recording.plan.escalated, dict(enumerate(own)))
             numbers = [number for number, _, _ in kept.recording.parameters]
             found = dict(zip(numbers, (record.statistics for record in flow.parameters), strict=True))
             _escalate(self.recorder.escalated, found)

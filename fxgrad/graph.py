@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields
 import networkx as nx
 
 from fxgrad.errors import SiteNotFoundError
-from fxgrad.schema import BlindSpot, Edge, GradientFlow, ModuleCall, ModuleFlow, Node, Site, Statistics
+from fxgrad.schema import BlindSpot, Edge, GradientFlow, ModuleCall, ModuleFlow, Node, Reason, Site, Statistics
 
 _NODE_FIELDS = ("name", "op", "target", "module_path", "module_type", "call_index", "source")
 _STATISTICS = ("rms", *(f.name for f in fields(Statistics)))
@@ -31,13 +31,15 @@ def to_networkx(flow: GradientFlow) -> nx.DiGraph[str]:
 
     There is one edge per pair of nodes: ``output_position`` and ``arguments`` say which tensors it carries and as which
     arguments, ``uses`` how many there are.  Statistics of a single use stand as they are; those of several are prefixed
-    by the argument (``"args[1].l2_norm"``), and ``l2_norm`` is the joint one.
+    by the argument (``"args[1].l2_norm"``), and ``l2_norm`` is the joint one.  ``blind_spot`` has the words for uses
+    whose part was asked for and not measured.
     """
     graph: nx.DiGraph[str] = nx.DiGraph(
         model=flow.capture.model,
         front_end=flow.capture.front_end,
         loss=flow.event.loss,
         level=flow.event.level,
+        sites=flow.event.sites,
         backward=flow.event.backward,
     )
     sites, spots = sites_of(flow), _spots_of(flow)
@@ -51,8 +53,10 @@ def to_networkx(flow: GradientFlow) -> nx.DiGraph[str]:
     uses: dict[tuple[str, str], list[Edge]] = {}
     for edge in flow.edges:
         uses.setdefault((edge.producer, edge.consumer.key), []).append(edge)
+    blind = {(s.id, s.consumer): s.reason for s in flow.blind_spots if s.consumer is not None}
     for (producer, consumer), edges in uses.items():
-        graph.add_edge(producer, consumer, **_edge_attributes(edges))
+        reasons = [blind.get((edge.producer + edge.output_position, edge.consumer)) for edge in edges]
+        graph.add_edge(producer, consumer, **_edge_attributes(edges, [r for r in reasons if r is not None]))
     return graph
 
 
@@ -62,7 +66,7 @@ def _present(values: dict[str, object]) -> _Plain:
 
 def _spots_of(flow: GradientFlow) -> dict[str, list[BlindSpot]]:
     found: dict[str, list[BlindSpot]] = {}
-    for spot in flow.blind_spots:
+    for spot in (spot for spot in flow.blind_spots if spot.consumer is None):
         found.setdefault(spot.key, []).append(spot)
     return found
 
@@ -98,7 +102,7 @@ def _statistics_attributes(statistics: Statistics | None) -> _Plain:
     return {} if statistics is None else _present({name: getattr(statistics, name) for name in _STATISTICS})
 
 
-def _edge_attributes(edges: list[Edge]) -> _Plain:
+def _edge_attributes(edges: list[Edge], reasons: list[Reason]) -> _Plain:
     """The attributes of all uses that one node makes of another's values."""
     words = [
         f"{edge.output_position}->{edge.consumer.argument}" if edge.output_position else edge.consumer.argument
@@ -115,6 +119,8 @@ def _edge_attributes(edges: list[Edge]) -> _Plain:
     joint = joint_norm(edges)
     if joint is not None:
         found["l2_norm"] = joint
+    if reasons:
+        found["blind_spot"] = ", ".join(dict.fromkeys(reasons))
     return found
 
 

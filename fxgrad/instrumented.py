@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from fxgrad.engine import Engine
+from fxgrad.engine import Engine, Options
 from fxgrad.errors import CaptureError
-from fxgrad.schema import GradientFlow, Level
+from fxgrad.schema import GradientFlow
 from fxgrad.watching import refuse_unwatchable
 
 _SHARED = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")
@@ -28,19 +28,19 @@ class Instrumented(fx.GraphModule):
     """
 
     _engine: Engine
-    _options: tuple[Level, str]
+    _options: Options
     _shown: fx.Graph | None
 
-    def __init__(self, model: nn.Module, level: Level, capture: str) -> None:
+    def __init__(self, model: nn.Module, options: Options) -> None:
         refuse_unwatchable(model)
-        engine = Engine(model, model.forward, level, capture)
+        engine = Engine(model, model.forward, options)
         graph = engine.chooser.preview(*_example(model))
         super().__init__(model, graph, class_name=type(model).__name__)
         for name in _SHARED:
             self.__dict__[name] = model.__dict__[name]
         self.__dict__["training"] = model.training
         self.__dict__["_engine"] = engine
-        self.__dict__["_options"] = (level, capture)
+        self.__dict__["_options"] = options
         self.__dict__["_shown"] = None
 
     # ---- the call --------------------------------------------------------------------------------------------
@@ -90,17 +90,17 @@ class Instrumented(fx.GraphModule):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Instrumented:
         """The same pass on a deep copy of the model."""
-        made = Instrumented(copy.deepcopy(self._engine.model, memo), *self._options)
+        made = Instrumented(copy.deepcopy(self._engine.model, memo), self._options)
         memo[id(self)] = made
         return made
 
     def __copy__(self) -> Instrumented:
         """The same pass on the same model, with a recorder of its own."""
-        return Instrumented(self._engine.model, *self._options)
+        return Instrumented(self._engine.model, self._options)
 
     def __reduce__(self) -> Any:
         """The model and the options: the pass is run again where it is loaded."""
-        return Instrumented, (self._engine.model, *self._options)
+        return Instrumented, (self._engine.model, self._options)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """As ``__reduce__``, for every protocol."""

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from fxgrad.engine import Engine
+from fxgrad.engine import Engine, Options
 from fxgrad.errors import WatchError
-from fxgrad.schema import GradientFlow, Level
+from fxgrad.schema import GradientFlow
 from fxgrad.torch_private import compiled_original
 
 _ABSENT = object()
@@ -26,7 +26,7 @@ _installing = threading.RLock()
 class Watch:
     """A model under observation.  Made by ``fxgrad.watch``; also a context manager."""
 
-    def __init__(self, model: nn.Module, *, every: int, level: Level, capture: str, one_shot: bool = False) -> None:
+    def __init__(self, model: nn.Module, options: Options, *, every: int = 1, one_shot: bool = False) -> None:
         """``one_shot``: for a single call, which may lie above an outer watch on the same model."""
         if not one_shot:
             refuse_unwatchable(model)
@@ -35,7 +35,7 @@ class Watch:
         self._forwards = 0
         self._paused = False
         self._saved: dict[str, Any] = {}
-        self.engine = Engine(model, model.forward, level, capture)
+        self.engine = Engine(model, model.forward, options)
         self.engine.chooser.one_shot = one_shot
         self._install()
 

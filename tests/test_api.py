@@ -145,8 +145,8 @@ def test_a_backward_that_raises() -> None:
 def test_bad_options_and_things() -> None:
     with pytest.raises(OptionError, match="'auto', 'symbolic', 'eager'"):
         fxgrad.gradient_flow(net(), torch.ones(3, 4), capture="fx")  # type: ignore[arg-type]
-    with pytest.raises(OptionError, match="sites='edge'"):
-        fxgrad.gradient_flow(net(), torch.ones(3, 4), sites="edge")  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match="sites='leaf'"):
+        fxgrad.gradient_flow(net(), torch.ones(3, 4), sites="leaf")  # type: ignore[arg-type]
     with pytest.raises(WatchError, match="scripted"):
         fxgrad.gradient_flow(torch.jit.script(nn.Linear(2, 2)), torch.ones(1, 2))
     with pytest.raises(WatchError, match="Module"):

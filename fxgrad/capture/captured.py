@@ -152,9 +152,48 @@ class Plan:
         return [SiteSpec(n, out) for n, call in enumerate(self.calls) for out in call.outputs if out.differentiable]
 
     @cached_property
+    def site_numbers(self) -> dict[Ref, int]:
+        """The site number of each value that has one."""
+        return {Ref(spec.call, spec.output.position): n for n, spec in enumerate(self.sites)}
+
+    @cached_property
+    def uses(self) -> list[tuple[Ref, int, str]]:
+        """Every use of a value: the value, the number of the call that takes it, and as which argument."""
+        return [(ref, number, argument) for number, call in enumerate(self.calls) for argument, ref in call.uses()]
+
+    @cached_property
+    def uses_of(self) -> dict[Ref, list[tuple[int, str]]]:
+        """The uses by value."""
+        found: dict[Ref, list[tuple[int, str]]] = {}
+        for ref, number, argument in self.uses:
+            found.setdefault(ref, []).append((number, argument))
+        return found
+
+    @cached_property
+    def fan_out(self) -> list[tuple[Ref, int, str]]:
+        """The uses of values that can carry a gradient and are used more than once: the edge sites."""
+        return [use for use in self.uses if use[0] in self.site_numbers and len(self.uses_of[use[0]]) > 1]
+
+    @cached_property
+    def fan_out_groups(self) -> list[tuple[Ref, int, list[int]]]:
+        """``fan_out`` by value and call, as numbers."""
+        groups: dict[tuple[Ref, int], list[int]] = {}
+        for number, (ref, call, _) in enumerate(self.fan_out):
+            groups.setdefault((ref, call), []).append(number)
+        return [(ref, call, numbers) for (ref, call), numbers in groups.items()]
+
+    @cached_property
+    def beside_edges(self) -> frozenset[int]:
+        """The sites that the search for the autograd nodes of edge sites looks at."""
+        calls = {call for _, call, _ in self.fan_out}
+        around = {ref for number in calls for _, ref in self.calls[number].uses()}
+        around |= {Ref(number, output.position) for number in calls for output in self.calls[number].outputs}
+        return frozenset(number for ref, number in self.site_numbers.items() if ref in around)
+
+    @cached_property
     def probe_table(self) -> list[tuple[int, ...]]:
         """By call: the site number of each tensor that it returns, -1 for one that is no site or cannot be told."""
-        numbers = {Ref(spec.call, spec.output.position): n for n, spec in enumerate(self.sites)}
+        numbers = self.site_numbers
         return [
             tuple(-1 if (ref := Ref(n, out.position)) in self.lost else numbers.get(ref, -1) for out in call.outputs)
             for n, call in enumerate(self.calls)
@@ -194,8 +233,7 @@ class Plan:
         nodes = self.nodes
         return tuple(
             Edge(nodes[ref.call].key, ref.position, Consumer(nodes[number].key, argument))
-            for number, call in enumerate(self.calls)
-            for argument, ref in call.uses()
+            for ref, number, argument in self.uses
         )
 
     @cached_property

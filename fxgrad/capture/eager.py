@@ -259,6 +259,9 @@ class Session(TorchFunctionMode):
             self._sites += 1
             recording.shapes.append(tensor.shape if not tensor.is_nested else ())
             planned = self._planned
+            if requires and recording.edges is not None:
+                recording.edges.note(site, tensor)
+                self._sequence = sequence_number()
             if requires and planned is not None and planned.active:
                 if site in planned.plan.steps:
                     planned.leave_out(site, tensor)
@@ -303,6 +306,8 @@ class Session(TorchFunctionMode):
         if known.site >= 0:
             self.recording.not_required.discard(known.site)
             self.put(self.recording, tensor, known.site)
+            if self.recording.edges is not None:
+                self.recording.edges.note(known.site, tensor)
         recording, put = self.recording, self.put
         Recomputation(
             observe=lambda replay, hook: Session(self.modules, replay, hook, None),

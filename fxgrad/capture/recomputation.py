@@ -42,6 +42,7 @@ class _Replay:
         self.untold: set[int] = set()
         self.plan: Any = None
         self.planned: Any = None
+        self.edges: Any = None
 
 
 class Recomputation:

@@ -15,7 +15,7 @@ from fxgrad.command.inputs import Arguments, make_arguments
 from fxgrad.command.losses import load_loss
 from fxgrad.command.targets import load_model
 from fxgrad.errors import InputError
-from fxgrad.schema import GradientFlow, Level
+from fxgrad.schema import GradientFlow, Level, SiteKind
 
 __all__ = ["Request", "measure"]
 
@@ -29,7 +29,7 @@ class Request:
         inputs: see ``inputs``.
         loss: see ``losses``; None for the model's own, or a random direction.
         training: the mode to put the model into, None to leave it as it comes.
-        capture, statistics: as of ``fxgrad.gradient_flow``.
+        capture, statistics, sites: as of ``fxgrad.gradient_flow``.
         seed: of everything random: the model's parameters, its inputs, targets of the loss, dropout.
     """
 
@@ -40,6 +40,7 @@ class Request:
     training: bool | None
     capture: Literal["auto", "symbolic", "eager"]
     statistics: Level
+    sites: SiteKind
     seed: int
 
 
@@ -65,6 +66,7 @@ def measure(request: Request) -> GradientFlow:
         loss=loss,
         capture=request.capture,
         statistics=request.statistics,
+        sites=request.sites,
     )
 
 

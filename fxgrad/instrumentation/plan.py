@@ -103,14 +103,12 @@ class _Planner:
         uses = self.uses.get((at, value.position), ())
         if self.calls[at].op == "placeholder" or not self._free(at, value) or len(uses) != 1:
             return None
-        if not self._only_name(at, value):
-            return None
         consumer, argument = uses[0]
         call = self.calls[consumer]
         if call.op in ("output", "external") or not call.grad_enabled or len(call.outputs) != 1:
             return None
         result = call.outputs[0]
-        if not self._free(consumer, result) or self._leaves(consumer, result):
+        if not self._free(consumer, result) or self._leaves(consumer, result) or not self._only_name(at, value):
             return None
         if (value.dtype, value.device) != (result.dtype, result.device):
             return None

@@ -26,9 +26,11 @@ class SiteHook:
         self.recording = recording
         self.index = index
 
-    def __call__(self, gradient: Tensor) -> None:
+    def __call__(self, gradient: Tensor | None) -> None:
         """Hand the gradient to the sink."""
-        if self.index < 0:  # put on before its site was known, and it never became known
+        # Below 0: put on before its site was known, and it never became known, or found not to be needed.
+        # None: an output that nothing uses, of a node whose other outputs are used.
+        if self.index < 0 or gradient is None:
             return
         recording = self.recording
         recording.sink.observe(recording, self.index, gradient, escalate=self.index in recording.escalated)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from fxgrad.instrumentation.edges import EdgeNotes
 from fxgrad.instrumentation.plan import ProbePlan
 from fxgrad.instrumentation.planned import NO_PLAN, Planned
 from fxgrad.instrumentation.probe import SiteHook, put
@@ -30,10 +31,11 @@ class Recording:
         parameters: the model's parameters at this call, as (number, names, tensor).
         expected: how many slots to prepare.
         planned: which sites get no hook in this call.
+        edges: where values are in the autograd graph; None where edges are not measured.
     """
 
     __slots__ = (
-        "__weakref__", "escalated", "expected", "leaf_handles", "not_required", "number", "parameters", "part",
+        "__weakref__", "edges", "escalated", "expected", "leaf_handles", "not_required", "number", "parameters", "part",
         "plan", "planned",
         "report", "shapes", "sink", "table", "task", "untold",
     )  # fmt: skip
@@ -52,6 +54,7 @@ class Recording:
         self.report: Any = None
         self.parameters: Any = ()
         self.escalated: frozenset[int] = frozenset()
+        self.edges: EdgeNotes | None = None
         self.use(NO_PLAN)
 
     def use(self, probes: ProbePlan) -> None:
@@ -83,6 +86,8 @@ class Recording:
         if not value.requires_grad:
             self.not_required.add(site)
             return
+        if self.edges is not None:
+            self.edges.note(site, value)
         if left_out:
             self.planned.leave_out(site, value)
         else:

@@ -13,8 +13,8 @@ import graphviz
 
 from fxgrad.errors import OptionError
 from fxgrad.render.boxes import boxes_of
-from fxgrad.render.labels import Labels, short
-from fxgrad.render.palette import DROP, DROP_EDGE, LOOKS, Scale, text_colour
+from fxgrad.render.labels import Labels, joint, short
+from fxgrad.render.palette import DROP, DROP_EDGE, EDGES, LOOKS, Scale, text_colour
 from fxgrad.render.words import Look, check_norm, norm_words, number
 from fxgrad.schema import Edge, GradientFlow, NormWord
 from fxgrad.store import write_whole
@@ -32,6 +32,7 @@ _WORDS: dict[Look, tuple[str, ...]] = {
 }
 _FOLDER = {"shape": "folder"}
 _STACK = {"shape": "box3d", "margin": "0.2,0.12"}  # its front face is smaller than the box
+_EDGE_WORDS = ("a line's width and colour:", "the part sent back over it")
 _DROP_WORDS = ("DROP: the gradient shrinks", "to less than 1/20 here")
 
 
@@ -179,7 +180,20 @@ class _Picture:
                 box = self.boxes[tail]
                 start, name = f"from{tail}_{head}", box.path or box.nodes[0].key
                 graph.node(start, label=_text(f"from {short(name)}"), tooltip=_text(name), shape="plaintext")
-            graph.edge(start, f"n{head}", tooltip=_text(uses), **(DROP_EDGE if dropped else {}))
+            look = DROP_EDGE if dropped and self.flow.event.sites == "node" else self._edge_look(edges)
+            graph.edge(start, f"n{head}", tooltip=_text(uses), **look)
+
+    def _edge_look(self, edges: list[Edge]) -> dict[str, str]:
+        """Width and colour by the joint norm of what flows back, where that was measured."""
+        if self.flow.event.sites == "node":
+            return {}
+        found = [edge.statistics for edge in edges if edge.statistics is not None]
+        if any(statistics.nonfinite for statistics in found):
+            return EDGES["nonfinite"]
+        value = joint(edges, self.norm)
+        if value is None:
+            return EDGES["not_measured"]
+        return self.scale.edge(value) if value > 0 else EDGES["zero"]
 
     def _use_words(self, edge: Edge) -> str:
         use = f"{edge.producer}{edge.output_position} -> {edge.consumer.key} {edge.consumer.argument}"
@@ -202,6 +216,8 @@ class _Picture:
             colours = {"style": "filled", "color": "#333333", "fillcolor": fill, "fontcolor": text_colour(fill)}
             swatches.append((f"legend{index}", [number(value)], colours))
         swatches += [(f"legend_{look}", words, LOOKS[look]) for look, words in _WORDS.items() if look in self.looks]
+        if self.flow.event.sites == "edge":
+            swatches.append(("legend_edges", _EDGE_WORDS, {"shape": "plaintext"}))
         if self.dropped:
             swatches.append(("legend_drop", _DROP_WORDS, DROP))
         for name, words, attributes in swatches:

@@ -10,7 +10,7 @@ from fxgrad.graph import Drop, biggest_drops, joint_norm, ratios, sites_of
 from fxgrad.render.boxes import Box
 from fxgrad.render.gains import Gains
 from fxgrad.render.words import Look, look_of, norm_words, number, shape_words
-from fxgrad.schema import BlindSpot, GradientFlow, Node, NormWord, Site, Statistics
+from fxgrad.schema import BlindSpot, Edge, GradientFlow, Node, NormWord, Site, Statistics
 
 _NAME = 44  # characters of a name in a label; the tooltip has all of it
 _TENSORS = 3  # outputs of one node that its label lists
@@ -28,7 +28,7 @@ class Labels:
         self._ratios = ratios(flow)
         self._drops = {drop.site.id: drop for drop in biggest_drops(flow, below=_DROP)}
         self._spots: dict[str, list[BlindSpot]] = {}
-        for spot in flow.blind_spots:
+        for spot in (spot for spot in flow.blind_spots if spot.consumer is None):
             self._spots.setdefault(spot.key, []).append(spot)
 
     # ---- what a box is --------------------------------------------------------------------------------------------
@@ -157,8 +157,8 @@ class Labels:
         return f"{node.key}: {words}" + (f", {node.source}" if node.source else "")
 
 
-def joint(sites: Iterable[Site], norm: NormWord) -> float | None:
-    """One number for several sites: l2 norm and rms over all entries together, the largest of the ``max_abs``."""
+def joint(sites: Iterable[Site | Edge], norm: NormWord) -> float | None:
+    """One number for several sites or edges: l2 norm and rms over all entries, the largest of the ``max_abs``."""
     found = [site for site in sites if site.statistics is not None]
     if not found:
         return None

@@ -38,6 +38,14 @@ LOOKS: dict[str, dict[str, str]] = {
 DROP = {"color": "#d55e00", "penwidth": "4"}
 DROP_EDGE = {"color": "#d55e00", "penwidth": "4"}
 
+#: Lines over which something else than an ordinary number flows back.
+EDGES = {
+    "nonfinite": {"color": "#b30000", "penwidth": "4"},
+    "zero": {"color": "#000000", "style": "dotted"},
+    "not_measured": {"color": "#999999", "style": "dashed"},
+}
+_LIGHTEST = 0.75  # of the scale, for lines: the light end is no colour for a line on white
+
 
 def luminance(colour: str) -> float:
     """Relative luminance of ``#rrggbb``, 0 to 1 (WCAG 2)."""
@@ -84,6 +92,11 @@ class Scale:
     def colour(self, value: float) -> str:
         """The colour of a positive finite norm."""
         return colour(self.share(value))
+
+    def edge(self, value: float) -> dict[str, str]:
+        """Width and colour of a line over which this positive finite norm flows back; wider is larger."""
+        share = min(max(self.share(value), 0.0), 1.0)
+        return {"color": colour(_LIGHTEST * share), "penwidth": f"{0.6 + 5 * share:.1f}"}
 
     def steps(self, count: int = 5) -> list[float]:
         """Evenly spread norms from largest to smallest, for the legend."""

@@ -79,5 +79,5 @@ def short_source(source: str | None) -> str:
 
 def blind_counts(flow: GradientFlow) -> str:
     """``3 integer, 1 frozen``, most frequent first; empty where nothing is blind."""
-    counts = Counter(spot.reason for spot in flow.blind_spots)
+    counts = Counter(spot.reason for spot in flow.blind_spots if spot.consumer is None)
     return ", ".join(f"{count} {reason}" for reason, count in sorted(counts.items(), key=lambda item: (-item[1], item)))

@@ -25,7 +25,7 @@ from fxgrad.schema.records import (
     Site,
     Statistics,
 )
-from fxgrad.schema.words import REASONS, FrontEnd, Level, NormWord, Reason
+from fxgrad.schema.words import REASONS, FrontEnd, Level, NormWord, Reason, SiteKind
 
 __all__ = [
     "REASONS",
@@ -45,5 +45,6 @@ __all__ = [
     "Reason",
     "Sink",
     "Site",
+    "SiteKind",
     "Statistics",
 ]

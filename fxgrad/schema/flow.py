@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from fxgrad.schema.records import BlindSpot, Edge, ModuleCall, ModuleFlow, Node, ParameterRecord, Site
-from fxgrad.schema.words import FrontEnd, Level
+from fxgrad.schema.words import FrontEnd, Level, SiteKind
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -46,12 +46,14 @@ class EventInfo:
         forward: number of the forward call that it ran through, from 0.
         loss: how the loss came about, in words.
         level: statistics level.
+        sites: ``"edge"`` where the parts that consumers send back were measured too, else ``"node"``.
     """
 
     backward: int
     forward: int
     loss: str
     level: Level
+    sites: SiteKind = "node"
 
 
 def _late(module: str, function: str) -> Any:

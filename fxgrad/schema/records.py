@@ -255,7 +255,8 @@ class Edge(_HasStatistics):
         producer: key of the node that returned the value.
         output_position: which of its tensors.
         consumer: who takes it, and as which argument.
-        statistics: of the part of the gradient that this consumer sends back; None where not measured.
+        statistics: of the part of the gradient that this consumer sends back; None where not measured (asked for by
+            ``sites="edge"``; ``flow.blind_spots`` says why).  The parts of all uses add up to the value's gradient.
     """
 
     producer: str
@@ -289,15 +290,17 @@ class ParameterRecord(_HasStatistics):
 
 @dataclass(frozen=True, slots=True)
 class BlindSpot:
-    """A node, or one of its tensors, without a measured gradient, and why.
+    """A node, one of its tensors or one use of such a tensor, without a measured gradient, and why.
 
     ``reason`` is a word of ``REASONS``; ``detail`` one sentence, with the names that matter in this case.
+    ``consumer`` is None for a tensor; else the use whose part was not measured.
     """
 
     key: str
     output_position: str
     reason: Reason
     detail: str
+    consumer: Consumer | None = None
 
     @property
     def id(self) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 Level = Literal["norm", "full"]
+SiteKind = Literal["node", "edge"]
 NormWord = Literal["l2_norm", "rms", "max_abs"]
 FrontEnd = Literal["symbolic", "eager"]
 Reason = Literal[
@@ -19,6 +20,9 @@ Reason = Literal[
     "inside_leaf",
     "changed_through_view",
     "statistic_failed",
+    "used_outside",
+    "merged_use",
+    "untraceable_use",
 ]
 
 #: What each blind-spot reason means, in a sentence that a report can print.
@@ -33,4 +37,7 @@ REASONS: Mapping[Reason, str] = {
     "inside_leaf": "the value lives inside a module or function that is observed as one node",
     "changed_through_view": "the value was changed in place through a view, so autograd replaced its node",
     "statistic_failed": "the gradient arrived, but no statistic could be computed of it",
+    "used_outside": "the value leaves the model, and what its use out there sends back cannot be told apart",
+    "merged_use": "the call reads the value once for several arguments; its whole part is counted at the first of them",
+    "untraceable_use": "the autograd node through which the call sends its part back cannot be told",
 }
