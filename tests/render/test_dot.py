@@ -23,6 +23,33 @@ CASES = {
 }
 
 
+def asked_for_edges(flow):
+    return dataclasses.replace(flow, event=dataclasses.replace(flow.event, sites="edge"))
+
+
+def test_lines_show_what_flows_back_by_width_and_colour() -> None:
+    flow = asked_for_edges(flows.residual())
+    edges = [dataclasses.replace(e, statistics=Statistics("norm", 4, 10.0**-n)) for n, e in enumerate(flow.edges)]
+    text = dataclasses.replace(flow, edges=tuple(edges)).to_dot()
+    assert "legend_edges" in text
+    wide = {float(width) for width in re.findall(r"n\d+ -> n\d+ \[color=\"#\w+\" penwidth=([\d.]+)", text)}
+    assert len(wide) > 3
+    assert "legend_edges" not in flows.residual().to_dot()
+
+
+def test_lines_without_an_ordinary_number_have_looks_of_their_own() -> None:
+    flow = asked_for_edges(flows.residual())
+    (first, second, *rest) = flow.edges
+    zero = Statistics("full", 4, 0.0, max_abs=0.0, nan_count=0, inf_count=0, zero_count=4)
+    bad = Statistics("full", 4, 1.0, max_abs=1.0, nan_count=1, inf_count=0, zero_count=0)
+    edges = (dataclasses.replace(first, statistics=zero), dataclasses.replace(second, statistics=bad), *rest)
+    text = dataclasses.replace(flow, edges=edges).to_dot()
+    assert re.search(r"-> n\d+ \[color=\"#000000\" style=dotted", text)
+    assert re.search(r"-> n\d+ \[color=\"#b30000\" penwidth=4", text)
+    blank = tuple(dataclasses.replace(edge, statistics=None) for edge in flow.edges)
+    assert re.search(r"-> n\d+ \[color=\"#999999\" style=dashed", dataclasses.replace(flow, edges=blank).to_dot())
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_golden(name) -> None:
     flow, options = CASES[name]
