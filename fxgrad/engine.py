@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -52,6 +53,11 @@ class ParameterHooks:
         self._sink.parameters.expected = len(self._numbers)
         return listed
 
+    @property
+    def on(self) -> bool:
+        """Whether any parameter carries a hook."""
+        return bool(self._hooked)
+
     def remove(self) -> None:
         """Take all hooks off."""
         for _, handle in self._hooked.values():
@@ -96,7 +102,7 @@ class Engine:
         self._previous: Plan | None = None
         self.chooser = Chooser(model, self.modules, forward, options.capture)
         self.may_plan = True  # False: every site gets a probe of its own
-        self._live: list[Recording] = []
+        self._live: weakref.WeakSet[Recording] = weakref.WeakSet()  # a freed autograd graph takes its recording along
         self._flows: dict[int, GradientFlow] = {}
 
     # ---- running ---------------------------------------------------------------------------------------------
@@ -118,7 +124,7 @@ class Engine:
         if recording.edges is not None:
             hook_edges(recording)
         recording.report = self.chooser.report()
-        self._live.append(recording)
+        self._live.add(recording)
         return result
 
     def _begin(self) -> Recording:
@@ -184,13 +190,22 @@ class Engine:
         finished = {id(kept.recording) for kept in self.recorder.history}
         for recording in [r for r in self._live if id(r) in finished]:
             recording.release()
-            self._live.remove(recording)
+            self._live.discard(recording)
+
+    def rest(self) -> None:
+        """Before a forward call that is not observed: parameters carry no hooks, unless a backward is still to come."""
+        if not self.parameters.on:
+            return
+        self.recorder.settle()
+        self._release_finished()
+        if not self._live:
+            self.parameters.remove()
 
     def close(self) -> None:
         """Take every hook off."""
         self.recorder.settle()
         self.recorder.on = False
-        for recording in self._live:
+        for recording in list(self._live):
             recording.release()
         self._live.clear()
         self.parameters.remove()

@@ -58,6 +58,7 @@ class Watch:
         if self._model.training and torch.is_grad_enabled():
             self._forwards += 1
             if (self._forwards - 1) % self._every:
+                self.engine.rest()
                 return self.engine.forward(*args, **kwargs)
         return self.engine(*args, **kwargs)
 
