@@ -22,7 +22,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-_NO_KERNEL = frozenset({"promote_types", "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "lift_fresh"})
+_NO_KERNEL = frozenset({
+    "promote_types", "lift_fresh", "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided",
+})  # fmt: skip
 _SYNC = "_local_scalar_dense"
 #: Calls that bring a value to the host: on a CUDA device each waits for it.
 _TO_HOST = frozenset({
@@ -166,9 +168,7 @@ class HostReads(TorchFunctionMode):
 
 
 def _names_cpu(arguments: Any) -> bool:
-    return any(
-        str(leaf) == "cpu" for leaf in tree_leaves(arguments) if isinstance(leaf, (str, torch.device))
-    )
+    return any(str(leaf) == "cpu" for leaf in tree_leaves(arguments) if isinstance(leaf, (str, torch.device)))
 
 
 @contextmanager

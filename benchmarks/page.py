@@ -75,8 +75,9 @@ def _clock(result: dict[str, Any], device: str) -> str:
     rows = _rows(result, device)
     if not rows:
         return "Not measured.\n"
-    all_sites = {row["model"]: row["seen"]["activations"] for row in rows if row["configuration"] == "norm" and "seen" in row}
-    head = "model | configuration | step, plain ms | ratio | 95 % interval | pairs | activations seen | parameters | blind"
+    ours = [row for row in rows if row["configuration"] == "norm" and "seen" in row]
+    all_sites = {row["model"]: row["seen"]["activations"] for row in ours}
+    head = "model | configuration | plain ms | ratio | 95 % interval | pairs | activations seen | parameters | blind"
     lines = []
     for row in rows:
         name = _CONFIGURATIONS[row["configuration"]].words
@@ -86,8 +87,24 @@ def _clock(result: dict[str, Any], device: str) -> str:
             lines.append([row["model"], name, "", f"{word}: {str(reason or '')[:110].replace('|', '/')}", *[""] * 5])
             continue
         lines.append([row["model"], name, *_numbers(row), *_seen(row, all_sites.get(row["model"]))])
-    return _table(head + (" | peak memory" if device == "cuda" else ""),
-                  [[*line, _peak(row)] for line, row in zip(lines, rows, strict=True)] if device == "cuda" else lines)  # fmt: skip
+    if device == "cpu":
+        return _table(head, lines)
+    more = [[*line, _peak(row), *_on_cuda(row)] for line, row in zip(lines, rows, strict=True)]
+    return _table(head + " | peak memory | kernels, plain and with | copies to the host | step without a sync", more)
+
+
+def _on_cuda(row: dict[str, Any]) -> list[str]:
+    found = row.get("cuda")
+    if found is None:
+        return ["", "", ""]
+    plain, other = found["plain"], found["other"]
+    syncs = other["step_without_sync"]
+    if syncs != "yes" and plain["step_without_sync"] != "yes":
+        syncs = "the plain step has one too"
+    return [
+        f"{plain['kernels']}, {other['kernels']}", str(other["copies_to_host"] - plain["copies_to_host"]),
+        syncs.replace("|", "/"),
+    ]  # fmt: skip
 
 
 def _numbers(row: dict[str, Any]) -> list[str]:
@@ -117,8 +134,8 @@ def _peak(row: dict[str, Any]) -> str:
 
 def _costs(result: dict[str, Any]) -> str:
     head = (
-        "model | configuration | extra kernels | extra bytes read | to the floor | extra allocations | outlive the hook | "
-        "left after the step, bytes | host syncs in a step | per read | peak memory"
+        "model | configuration | extra kernels | extra bytes read | to the floor | extra allocations | outlive the "
+        "hook | left after the step, bytes | host syncs in a step | per read | peak memory"
     )
     lines = []
     for row in _rows(result, "cpu"):
@@ -165,8 +182,8 @@ def _other(result: dict[str, Any]) -> str:
         lines.append(
             f"- ResNet-50: `torch.fx.symbolic_trace` {found['symbolic_trace_ms']} ms, `fxgrad.instrument` "
             f"{found['instrument_ms']} ms. Forward passes of a 1x3x64x64 input: plain {found['first_steps_ms'][0]} ms, "
-            f"then watched {', '.join(map(str, found['first_steps_ms'][1:]))} ms (the first runs the model's own Python, "
-            "the second traces and compares).\n"
+            f"then watched {', '.join(map(str, found['first_steps_ms'][1:]))} ms (the first runs the model's own "
+            "Python, the second traces and compares).\n"
         )
     if found := result.get("imports"):
         lines.append(

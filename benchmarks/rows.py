@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import statistics
 import time
 import traceback
@@ -55,11 +56,16 @@ def row(case: Case, configuration: Configuration, wanted: Wanted) -> dict[str, A
         except Exception as error:  # noqa: BLE001  # whatever a tool raises, the table says so and goes on
             if configuration.kind != "peer":
                 traceback.print_exc()
-            result[f"{part}_failed"] = f"{type(error).__name__}: {error}".splitlines()[0][:300]
+            result[f"{part}_failed"] = without_places(f"{type(error).__name__}: {error}")
             if part == "time":
                 return result | {"failed": result.pop("time_failed")}
         gc.collect()
     return result
+
+
+def without_places(text: str) -> str:
+    """The first line, without the folders of this machine."""
+    return re.sub(r"(?<![\w.])(?:/[\w.+-]+)+/(?=[\w.+-])", "", text.strip().splitlines()[0])[:300]
 
 
 def _built(case: Case, device: str) -> Built:
@@ -142,7 +148,7 @@ def _floor(case: Case, configuration: Configuration) -> int | None:
 
 def _memory(case: Case, configuration: Configuration, wanted: Wanted) -> dict[str, Any]:
     """Peak memory, of the plain step and of the other."""
-    if configuration.kind == "A/A" or configuration.compiled and wanted.device == "cpu":
+    if configuration.kind == "A/A" or (configuration.compiled and wanted.device == "cpu"):
         return {}
     plain = peak(configuration.plain, _built(case, wanted.device), wanted.device)
     other = peak(configuration.make, _built(case, wanted.device), wanted.device)

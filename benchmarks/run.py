@@ -35,7 +35,7 @@ from benchmarks.models import CASES, Case
 from benchmarks.ours import OURS
 from benchmarks.pairs import Effort
 from benchmarks.peers import PEERS
-from benchmarks.rows import PARTS, Wanted, row
+from benchmarks.rows import PARTS, Wanted, row, without_places
 from benchmarks.runners import Configuration
 from benchmarks.startup import capture, imports
 from benchmarks.where_time_goes import split
@@ -130,15 +130,16 @@ def _apart(case: Case, configuration: Configuration, asked: argparse.Namespace, 
     with tempfile.TemporaryDirectory() as folder:
         into = Path(folder) / "row.json"
         command = [
-            sys.executable, "-m", "benchmarks.run", "--into", str(into), "--device", asked.device, "--models", case.name,
-            "--configurations", configuration.name, "--threads", str(asked.threads), "--pairs", str(effort.pairs),
-            "--least", str(effort.least), "--seconds", str(effort.seconds), "--only", *wanted.parts,
+            sys.executable, "-m", "benchmarks.run", "--into", str(into), "--device", asked.device,
+            "--models", case.name, "--configurations", configuration.name, "--threads", str(asked.threads),
+            "--pairs", str(effort.pairs), "--least", str(effort.least), "--seconds", str(effort.seconds),
+            "--only", *wanted.parts,
         ]  # fmt: skip
         try:
             done = subprocess.run(  # noqa: S603  # this very program
                 command, capture_output=True, text=True, check=False, timeout=_ROW_SECONDS
             )
-            why = (done.stderr.strip().splitlines() or ["no output"])[-1][:200]
+            why = without_places((done.stderr.strip().splitlines() or ["no output"])[-1])
         except subprocess.TimeoutExpired:
             why = f"took longer than {_ROW_SECONDS} s"
         if into.exists():
