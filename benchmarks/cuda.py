@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from typing import Any
 
 import torch
@@ -10,25 +9,17 @@ from torch.profiler import ProfilerActivity, profile
 
 import fxgrad
 from benchmarks.models import Case
-from benchmarks.runners import Configuration, Runner
+from benchmarks.runners import Runner
 
 _SETTLED = 5
 
 
-def extras(case: Case, configuration: Configuration) -> dict[str, Any]:
-    """Host syncs and kernels of a settled step, beside the plain one."""
-    result: dict[str, Any] = {}
-    for name, make in (("plain", configuration.plain), ("other", configuration.make)):
-        runner = make(case.make("cuda"))
-        try:
-            for _ in range(_SETTLED):
-                runner.step()
-            result[name] = {"step_without_sync": _without_sync(runner), **_kernels(runner)}
-            del runner.model
-        finally:
-            runner.close()
-        gc.collect()
-    return {"cuda": result}
+def extras(plain: Runner, other: Runner) -> dict[str, Any]:
+    """Host syncs and kernels of a settled step of each."""
+    return {
+        name: {"step_without_sync": _without_sync(runner), **_kernels(runner)}
+        for name, runner in (("plain", plain), ("other", other))
+    }
 
 
 def _without_sync(runner: Runner) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -48,8 +49,7 @@ class Case:
 
     def make(self, device: str) -> Built:
         """The model on ``device``, the same at every call."""
-        torch.manual_seed(0)
-        built = self.build()
+        built = _made(self).twin()
 
         def moved(value: Any) -> Any:
             if not isinstance(value, Tensor):
@@ -113,6 +113,14 @@ _SMALL = (
     Case("vit_tiny_1", "ViT-Tiny, 1x3x224x224", _vit(1)),
     Case("mlp33", "33-layer MLP, 32x64", _mlp),
 )
+
+
+@lru_cache(maxsize=1)  # making GPT-2 takes longer than copying it, and a row needs it several times
+def _made(case: Case) -> Built:
+    torch.manual_seed(0)
+    return case.build()
+
+
 _CPU = (
     *_SMALL,
     Case("resnet50", "ResNet-50, 2x3x224x224", _torchvision("resnet50", 2, 3, 224, 224), large=True),

@@ -10,12 +10,14 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
 
 from benchmarks.cost_model import cost, gradient_bytes
-from benchmarks.memory import peak
+from benchmarks.cuda import extras
+from benchmarks.memory import Peak, peak
 from benchmarks.models import Built, Case
 from benchmarks.ours import Watched
 from benchmarks.pairs import Effort, Pairs, alternate, cpu_clock, cuda_clock, summary
@@ -99,6 +101,8 @@ def _time(case: Case, configuration: Configuration, wanted: Wanted) -> dict[str,
             pairs.plain += taken.plain
             pairs.other += taken.other
             result = {"seen": asdict(other.seen()), "read_ms": _read_ms(other)}
+            if wanted.device == "cuda" and configuration.steps == 1:
+                result["cuda"] = extras(plain, other)
         finally:
             other.close()
         del built, plain, other
@@ -146,10 +150,15 @@ def _floor(case: Case, configuration: Configuration) -> int | None:
         runner.close()
 
 
+@lru_cache(maxsize=1)
+def _plain_peak(case: Case, device: str) -> Peak:
+    return peak(Runner, _built(case, device), device)
+
+
 def _memory(case: Case, configuration: Configuration, wanted: Wanted) -> dict[str, Any]:
     """Peak memory, of the plain step and of the other."""
-    if configuration.kind == "A/A" or (configuration.compiled and wanted.device == "cpu"):
+    if configuration.kind == "A/A" or configuration.compiled or configuration.steps > 1:
         return {}
-    plain = peak(configuration.plain, _built(case, wanted.device), wanted.device)
+    plain = _plain_peak(case, wanted.device)
     other = peak(configuration.make, _built(case, wanted.device), wanted.device)
     return {"memory": {"plain": asdict(plain), "other": asdict(other)}}

@@ -29,7 +29,7 @@ import torch
 
 from benchmarks import page, results
 from benchmarks.crashes import crashes
-from benchmarks.cuda import extras, graph_capture
+from benchmarks.cuda import graph_capture
 from benchmarks.goals import GOALS
 from benchmarks.models import CASES, Case
 from benchmarks.ours import OURS
@@ -43,7 +43,7 @@ from benchmarks.where_time_goes import split
 _SECTIONS = ("crashes", "capture", "imports", "parts")
 _LARGE = ("aa", "norm", "full")  # what large models run on the CPU
 _PEER_MODELS = ("resnet18", "vit_tiny_4", "mlp33")
-_CUDA_PEERS = ("tensor_hooks", "detect_anomaly", "nansense_capture")
+_CUDA_PEERS = ("tensor_hooks", "detect_anomaly", "retain_grad")
 _QUICK_MODELS = ("mlp33", "resnet18")
 _ROW_SECONDS = 900  # a row in a process of its own that takes longer is stuck
 
@@ -74,13 +74,14 @@ def _effort(case: Case, configuration: Configuration, asked: argparse.Namespace)
     elif asked.device == "cuda":
         least, pairs, seconds = 20, 200, 12.0 if judged else 5.0
     elif configuration.kind == "peer":
-        least, pairs, seconds = 5, 200, 6.0
+        least, pairs, seconds = 5, 200, 5.0
     elif judged and not case.large:
-        least, pairs, seconds = 50, 1000, 100.0 if case.name == "vit_tiny_4" else 45.0
-        if case.name == "mlp33" or configuration.kind == "A/A":
-            least, seconds = 200 if case.name == "mlp33" else 50, 20.0
+        least, pairs = 200 if case.name == "mlp33" else 50, 1000
+        seconds = 15.0 if case.name == "mlp33" or configuration.kind == "A/A" else 45.0
+        seconds = 60.0 if case.name == "vit_tiny_4" and configuration.kind == "ours" else seconds
+        seconds = 25.0 if configuration.name == "off" else seconds
     else:
-        least, pairs, seconds = 10, 500, 10.0
+        least, pairs, seconds = 10, 500, 8.0
     if configuration.steps > 1:
         least = min(least, 5)
     return Effort(asked.pairs or pairs, asked.least or min(least, asked.pairs or least), asked.seconds or seconds)
@@ -173,8 +174,6 @@ def _measure_rows(asked: argparse.Namespace, result: dict[str, Any], path: Path 
             made = _apart(case, configuration, asked, wanted)
         else:
             made = row(case, configuration, wanted)
-            if asked.device == "cuda" and configuration.kind != "A/A" and "ratio" in made:
-                made |= extras(case, configuration)
         results.put(result, made)
         _say(made, time.perf_counter() - started)
         if path is not None:
@@ -201,7 +200,7 @@ def _measure_sections(asked: argparse.Namespace, result: dict[str, Any]) -> None
             result[name] = imports(2 if asked.quick else 9)
         elif name == "parts":
             models = asked.models or (["mlp33"] if asked.quick else ["mlp33", "resnet18", "vit_tiny_4", "vit_tiny_1"])
-            seconds = 1.0 if asked.quick else 8.0
+            seconds = 1.0 if asked.quick else 4.0
             result[name] = [split(CASES["cpu"][model], Effort(seconds=asked.seconds or seconds)) for model in models]
         else:
             continue
@@ -220,8 +219,11 @@ def main() -> int:
     path = None if asked.quick else asked.into or results.file_of(asked.device)
     result = results.load(path) if path is not None else {"rows": []}
     result["machine"] = result.get("machine", {}) | results.machine(asked.device)
+    if asked.device == "cuda":
+        _measure_sections(asked, result)
     _measure_rows(asked, result, path)
-    _measure_sections(asked, result)
+    if asked.device == "cpu":
+        _measure_sections(asked, result)
     if path is not None:
         results.save(path, result)
     if asked.into is None:

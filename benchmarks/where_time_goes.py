@@ -37,14 +37,22 @@ class _NoHandle:
         """Nothing to take off."""
 
 
+def _put_no_hook(*_: Any) -> _NoHandle:
+    return _NoHandle()
+
+
+def _observe_nothing(*_: Any, **__: Any) -> None:
+    pass
+
+
 @contextmanager
 def _without(*names: str) -> Iterator[None]:
     """Pieces of fxgrad that do nothing inside of the block."""
     with ExitStack() as stack:
         if "hooks" in names:
-            stack.enter_context(mock.patch.object(Tensor, "register_hook", return_value=_NoHandle()))
+            stack.enter_context(mock.patch.object(Tensor, "register_hook", _put_no_hook))
         if "record" in names:
-            stack.enter_context(mock.patch.object(Recorder, "observe", return_value=None))
+            stack.enter_context(mock.patch.object(Recorder, "observe", _observe_nothing))
         yield
 
 
