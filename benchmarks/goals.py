@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+LEAST_PAIRS = 20  # below, a bootstrap interval is narrower than it should be, and nothing is judged
 HISTORY = 128  # events that a watch keeps, a few bytes a site each
 
 
@@ -79,6 +80,8 @@ def judge(goal: Goal, result: dict[str, Any]) -> Verdict:
     words = "; ".join(
         (f"{key[1]} " if len(goal.rows) > 1 else "") + text for key, (*_, text) in zip(goal.rows, values, strict=True)
     )
+    if goal.kind == "ratio" and any(rows[key]["pairs"] < LEAST_PAIRS for key in goal.rows):
+        return Verdict("too few pairs", words)
     return Verdict(_state(goal.limit, max(low for low, _, _ in values), max(high for _, high, _ in values)), words)
 
 

@@ -51,6 +51,14 @@ def _machines(result: dict[str, Any]) -> str:
         versions = ", ".join(f"{name} {number}" for name, number in machine.get("versions", {}).items())
         gpu = f", {machine['gpu']} (CUDA {machine['cuda']})" if "gpu" in machine else ""
         lines.append(f"- {machine.get('processor')}, {machine.get('cores')} cores{gpu}. {versions}.\n")
+    timed = [row for row in result["rows"] if "load" in row]
+    if timed:
+        loads = [row["load"] for row in timed]
+        threads = " or ".join(map(str, sorted({row["threads"] for row in timed})))
+        lines.append(
+            f"- Rows were measured with {threads} thread(s), at a load average of {min(loads):g} to {max(loads):g}: "
+            "beyond the number of cores, other programs ran, and intervals are as wide as that makes them.\n"
+        )
     return "".join(lines) or "Nothing is measured yet.\n"
 
 

@@ -34,6 +34,11 @@ def test_a_goal_holds_only_where_the_upper_bound_meets_it(limit: float, state: s
     assert judge(goal, {"rows": [made()]}).state == state
 
 
+def test_few_pairs_judge_nothing() -> None:
+    goal = Goal("x", 1.5, rows=(("cpu", "mlp33", "norm"),))
+    assert judge(goal, {"rows": [made(pairs=19)]}).state == "too few pairs"
+
+
 def test_the_worst_row_decides() -> None:
     goal = Goal("x", 1.5, rows=(("cpu", "mlp33", "norm"), ("cpu", "resnet18", "norm")))
     rows = [made(), made(model="resnet18", interval_95=[1.6, 1.7])]
