@@ -59,12 +59,11 @@ def _without(*names: str) -> Iterator[None]:
 def _extra_ms(case: Case, effort: Effort, level: str, without: tuple[str, ...], *, backward: bool) -> float:
     """Milliseconds that a watched step takes more than a plain one."""
 
-    def stepper(runner: Runner, *, ours: bool) -> Callable[[], None]:
+    def stepper(runner: Runner) -> Callable[[], None]:
         def step() -> None:
-            with _without(*(without if ours else ())):
-                loss = runner.forward()
-                if backward:
-                    runner.backward(loss)
+            loss = runner.forward()
+            if backward:
+                runner.backward(loss)
 
         return step
 
@@ -72,10 +71,10 @@ def _extra_ms(case: Case, effort: Effort, level: str, without: tuple[str, ...], 
     watched = Watched(built.twin(), statistics=level)
     for _ in range(4):
         watched.step()
-    with _without("hooks" if "hooks" in without else ""):
+    with _without(*without):  # the plain step uses none of what is switched off
         watched.watch.pause()  # takes the hooks off the parameters: they are put on again, or not, in the next step
         watched.watch.resume()
-        pairs = alternate(stepper(Runner(built), ours=False), stepper(watched, ours=True), cpu_clock, effort)
+        pairs = alternate(stepper(Runner(built)), stepper(watched), cpu_clock, effort)
     watched.close()
     differences = [1e3 * (other - plain) for plain, other in zip(pairs.plain, pairs.other, strict=True)]
     return median_ratio([1.0] * len(differences), differences)[0]
