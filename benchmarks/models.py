@@ -95,7 +95,7 @@ def _gpt2(batch: int, length: int) -> Callable[[], Built]:
         # The cache of keys and values is for generation; a training loop switches it off.
         model = transformers.GPT2LMHeadModel(transformers.GPT2Config(use_cache=False))
         tokens = torch.randint(0, 50257, (batch, length))
-        return Built(model, (), {"input_ids": tokens, "labels": tokens}, _own_loss)
+        return Built(model, (), {"input_ids": tokens, "labels": tokens.clone()}, _own_loss)
 
     return build
 

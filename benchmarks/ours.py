@@ -10,7 +10,7 @@ import torch
 
 import fxgrad
 from benchmarks.models import Built
-from benchmarks.runners import CompiledPlain, Configuration, Runner, Seen, SkippedError
+from benchmarks.runners import CompiledPlain, Configuration, Runner, Seen, SkippedError, without_places
 
 
 def seen_of(flow: fxgrad.GradientFlow) -> Seen:
@@ -25,7 +25,7 @@ def seen_of(flow: fxgrad.GradientFlow) -> Seen:
         edges=sum(site.consumer is not None for site in flow.sites) + sum(edge.measured for edge in flow.edges),
         blind=dict(Counter(spot.reason for spot in flow.blind_spots)),
         front_end=flow.capture.front_end,
-        more={"sites": len(sites)},
+        more={"sites": len(sites), "reason": without_places(flow.capture.reason)},
     )
 
 

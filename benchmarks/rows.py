@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import re
 import statistics
 import time
 import traceback
@@ -21,7 +20,7 @@ from benchmarks.memory import Peak, peak
 from benchmarks.models import Built, Case
 from benchmarks.ours import Watched
 from benchmarks.pairs import Effort, Pairs, alternate, cpu_clock, cuda_clock, summary
-from benchmarks.runners import Configuration, Runner, SkippedError
+from benchmarks.runners import Configuration, Runner, SkippedError, without_places
 
 PARTS = ("time", "cost", "memory")
 _CUDA_STEPS = 5  # between two CUDA events, so that the queue runs full as it does in a training loop
@@ -63,11 +62,6 @@ def row(case: Case, configuration: Configuration, wanted: Wanted) -> dict[str, A
                 return result | {"failed": result.pop("time_failed")}
         gc.collect()
     return result
-
-
-def without_places(text: str) -> str:
-    """The first line, without the folders of this machine."""
-    return re.sub(r"(?<![\w.])(?:/[\w.+-]+)+/(?=[\w.+-])", "", text.strip().splitlines()[0])[:300]
 
 
 def _built(case: Case, device: str) -> Built:

@@ -35,8 +35,8 @@ from benchmarks.models import CASES, Case
 from benchmarks.ours import OURS
 from benchmarks.pairs import Effort
 from benchmarks.peers import PEERS
-from benchmarks.rows import PARTS, Wanted, row, without_places
-from benchmarks.runners import Configuration
+from benchmarks.rows import PARTS, Wanted, row
+from benchmarks.runners import Configuration, without_places
 from benchmarks.startup import capture, imports
 from benchmarks.where_time_goes import split
 

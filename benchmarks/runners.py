@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,6 +11,11 @@ import torch
 from torch import Tensor
 
 from benchmarks.models import LEARNING_RATE, Built
+
+
+def without_places(text: str) -> str:
+    """The first line, without the folders of this machine."""
+    return re.sub(r"(?<![\w.])(?:/[\w.+-]+)+/(?=[\w.+-])", "", text.strip().splitlines()[0])[:300]
 
 
 class SkippedError(Exception):
