@@ -1,6 +1,6 @@
 """Measures everything, or what is asked for, and writes ``benchmarks/results/*.json`` and ``docs/benchmarks.md``.
 
-    python -m benchmarks.run                        # CPU, everything, 25 minutes
+    python -m benchmarks.run                        # CPU, everything, 25 to 30 minutes
     python -m benchmarks.run --quick                # small models, few pairs, a minute; writes nothing
     python -m benchmarks.run --device cuda          # everything on the GPU, below 8 minutes
     python -m benchmarks.run --only time --models mlp33 --configurations norm full
