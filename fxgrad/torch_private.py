@@ -6,6 +6,7 @@ Each function says which name it uses, why no public one does, and what happens 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import sys
@@ -16,6 +17,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
+import torch.fx
 import torch.nn.modules.module as _module
 from torch import Tensor, nn
 
@@ -184,3 +186,19 @@ def _held(ref: weakref.ref[Tensor]) -> bool:
 def held_by_python(ref: weakref.ref[Tensor]) -> bool:
     """Whether some Python object refers to the tensor; True where torch cannot tell."""
     return ref() is not None and (not _references_can_be_counted() or _held(ref))
+
+
+@contextlib.contextmanager
+def entering_wrapped_functions() -> Iterator[None]:
+    """Functions given to ``torch.fx.wrap`` are traced like any others, not kept as one node.
+
+    ``torch.fx._symbolic_trace._wrapped_fns_to_patch``, the register that a Tracer patches module globals from; it
+    offers no switch.  Where it is missing, such functions stay one node, and a model that calls one is refused.
+    """
+    register = getattr(torch.fx._symbolic_trace, "_wrapped_fns_to_patch", {})  # noqa: SLF001
+    saved = dict(register)
+    register.clear()
+    try:
+        yield
+    finally:
+        register.update(saved)

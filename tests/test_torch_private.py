@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 import torch
 from torch import nn
@@ -106,3 +108,37 @@ def test_without_an_announced_end_events_end_all_the_same(missing: str, monkeypa
         loss.backward(retain_graph=True)
         loss.backward()
         assert [flow.event.backward for flow in watch.history] == [0, 1, 2, 3, 4], missing
+
+
+def test_wrapped_functions_are_entered_and_registered_again() -> None:
+    register = torch.fx._symbolic_trace._wrapped_fns_to_patch
+    before = dict(register)
+    with torch_private.entering_wrapped_functions():
+        assert not register
+    assert register == before
+
+
+def test_autograd_nodes_are_counted() -> None:
+    x = torch.ones(2, requires_grad=True)
+    before = torch_private.sequence_number()
+    assert torch_private.sequence_number() == before
+    kept = x * 2
+    assert torch_private.sequence_number() > before
+    x.detach()
+    del kept
+
+
+@pytest.mark.parametrize("kept", [False, True])
+@pytest.mark.parametrize("as_view", [False, True])
+def test_who_holds_a_tensor_is_told(kept: bool, as_view: bool) -> None:
+    holder = []
+
+    def make() -> tuple[weakref.ref[torch.Tensor], torch.Tensor]:
+        value = torch.ones(4, requires_grad=True) * 2
+        if kept:
+            holder.append(value)
+        return weakref.ref(value), value.view(2, 2) if as_view else value + 1
+
+    ref, result = make()
+    assert torch_private.held_by_python(ref) == kept
+    assert result.requires_grad

@@ -32,7 +32,7 @@ from fxgrad.capture.proxies import FaithfulProxy, NodesForConstants, set_grad
 from fxgrad.capture.surroundings import random_state, without_collector
 from fxgrad.errors import CaptureError
 from fxgrad.structure import tensors_in
-from fxgrad.torch_private import global_hooks, has_hooks
+from fxgrad.torch_private import entering_wrapped_functions, global_hooks, has_hooks
 
 _REFUSED = frozenset({"register_hook", "backward", "register_post_accumulate_grad_hook", "requires_grad_", "grad"})
 # Functions of torch whose effect a trace would lose, by file and name.
@@ -358,7 +358,7 @@ def trace(modules: ModuleMap, args: tuple[Any, ...], kwargs: dict[str, Any], nam
     before = random_state()
     try:
         tracer.refuse_unknown(root)
-        with _ONE_AT_A_TIME, without_collector(), torch.enable_grad():
+        with _ONE_AT_A_TIME, entering_wrapped_functions(), without_collector(), torch.enable_grad():
             graph = tracer.trace(root)
     except Exception as error:
         tracer.changed_outside()

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.utils.checkpoint import checkpoint
 
 from tests.zoo.case import case, normal
@@ -333,3 +333,17 @@ class ForwardRaises(Body):
         self.body(x)
         message = "a batch of this size is not supported"
         raise ValueError(message)
+
+
+@fx.wrap
+def scaled_unless_none(x: Tensor, scale: Tensor | None) -> Tensor:
+    return x if scale is None else x * scale
+
+
+@case("wrapped_function", normal(5, 4), symbolic=True, fx="same")
+class WrappedFunction(Body):
+    """A function that torch.fx keeps as one node; the model's own run enters it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = scaled_unless_none(self.body(x), None)
+        return self.head(scaled_unless_none(torch.tanh(h), h))
