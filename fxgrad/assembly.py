@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from fxgrad.capture.captured import ParameterRef, Plan, Ref, SiteSpec
 from fxgrad.capture.names import dtype_word
+from fxgrad.record.reading import read_statistics
 from fxgrad.record.recorder import Kept
-from fxgrad.record.slots import BufferKey, Reading
-from fxgrad.record.statistics import from_full, from_norm
 from fxgrad.schema import (
     REASONS,
     BlindSpot,
@@ -30,40 +27,6 @@ from fxgrad.schema import (
 #: Stands for the output position of a blind spot that is no output: what happens inside of an external node.
 INSIDE = "(inside)"
 _CUTS = frozenset({"detach", "detach_", "data"})
-
-
-def read_statistics(*parts: Kept | None) -> list[list[Statistics | None]]:
-    """Statistics by site number, for each part: one copy to the host per device."""
-    rows = _on_host([part for part in parts if part is not None])
-    return [
-        []
-        if part is None
-        else [
-            None
-            if reading is None or number in part.failures
-            else _statistics(rows[id(part), reading[0]][number], reading)
-            for number, reading in enumerate(part.readings)
-        ]
-        for part in parts
-    ]
-
-
-def _on_host(parts: list[Kept]) -> dict[tuple[int, BufferKey], Any]:
-    """The slots of all parts as nested lists; those of one device travel together."""
-    buffers = [(id(part), key, buffer) for part in parts for key, buffer in part.buffers.items()]
-    rows: dict[tuple[int, BufferKey], Any] = {}
-    for device in {key[0] for _, key, _ in buffers}:
-        here = [(owner, key, buffer) for owner, key, buffer in buffers if key[0] == device]
-        joined = torch.cat([buffer.reshape(-1).to(torch.float64) for _, _, buffer in here]).to("cpu")
-        start = 0
-        for owner, key, buffer in here:
-            rows[owner, key] = joined[start : start + buffer.numel()].reshape(buffer.shape).tolist()
-            start += buffer.numel()
-    return rows
-
-
-def _statistics(value: Any, reading: Reading) -> Statistics:
-    return from_full(value) if reading[0][1] == "full" else from_norm(value, math.prod(reading[1]))
 
 
 def assemble(kept: Kept, loss: str, level: Level) -> GradientFlow:

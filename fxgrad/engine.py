@@ -18,7 +18,7 @@ from fxgrad.capture.learning import LearningRun
 from fxgrad.capture.modules import ModuleMap
 from fxgrad.choice import Chooser, Symbolic
 from fxgrad.errors import NoFlowError
-from fxgrad.instrumentation.probe import ParameterHook, current, put
+from fxgrad.instrumentation.probe import current, put
 from fxgrad.instrumentation.recording import Recording
 from fxgrad.record.recorder import Kept, Recorder
 from fxgrad.schema import GradientFlow, Level, Statistics
@@ -43,7 +43,8 @@ class ParameterHooks:
         for names, parameter in parameters:
             number = self._numbers.setdefault(id(parameter), len(self._numbers))
             if parameter.requires_grad and id(parameter) not in self._hooked:
-                handle = parameter.register_hook(ParameterHook(self._sink, number))  # type: ignore[no-untyped-call]
+                hook = self._sink.hook(self._sink.parameters, number)
+                handle = parameter.register_hook(hook)  # type: ignore[no-untyped-call]
                 self._hooked[id(parameter)] = (parameter, handle)
             listed.append((number, names, parameter))
         self._sink.parameters.expected = len(self._numbers)

@@ -14,8 +14,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor
 
+from fxgrad.record.hooks import Hook
+from fxgrad.record.kernels import kernels
 from fxgrad.record.slots import BufferKey, Kind, Reading, Slots
-from fxgrad.record.statistics import accumulator, dense, write_full, write_norm
+from fxgrad.record.staging import LARGEST, STAGED, Batch, Page
+from fxgrad.record.statistics import ZERO_COUNT, accumulator, dense, scaled, write_norm
 from fxgrad.torch_private import at_end_of_backward, current_backward, functorch_active
 
 if TYPE_CHECKING:
@@ -28,11 +31,13 @@ class Owner(Protocol):
     """Whose sites are observed: a recording, or the parameters.
 
     ``task`` and ``part`` are the recorder's: the backward pass that is running through the owner, and its part.
+    ``escalated`` are the sites to be measured at ``full``.
     """
 
     task: int | None
     part: Any
     expected: int
+    escalated: Any
 
 
 class Parameters:
@@ -42,21 +47,22 @@ class Parameters:
         self.task: int | None = None
         self.part: Part | None = None
         self.expected = 0
+        self.escalated: set[int] = set()
 
 
 @dataclass(slots=True, eq=False)
 class Part:
     """What one backward event wrote of one owner.
 
-    ``fast`` are the slots that most gradients go to: those of float32 gradients on the device of the first one.
+    ``fast`` has the slots of sites whose gradient has yet to come and is expected to be of the usual kind, which a
+    hook may fill by itself; it ends with a None, for the number -1 of a hook without a site.
     """
 
     event: BackwardEvent
     slots: Slots
     readings: list[Reading | None]
     failures: dict[int, str] = field(default_factory=dict)
-    key: BufferKey | None = None
-    fast: tuple[Tensor, ...] = ()
+    fast: list[Tensor | None] = field(default_factory=list)
 
 
 @dataclass(slots=True, eq=False)
@@ -66,6 +72,7 @@ class BackwardEvent:
     number: int
     thread: int
     parts: dict[Any, Part] = field(default_factory=dict)
+    pages: dict[torch.dtype, Page] = field(default_factory=dict)
     certain_end: bool = False
 
 
@@ -75,7 +82,7 @@ class Kept:
 
     recording: Any
     event: int
-    buffers: dict[BufferKey, Tensor]
+    buffers: dict[BufferKey | Batch, Tensor]
     readings: list[Reading | None]
     failures: dict[int, str]
     parameters: Kept | None = None
@@ -91,56 +98,94 @@ class Recorder:
         self.level: Level = level
         self.history: deque[Kept] = deque(maxlen=HISTORY)
         self.parameters = Parameters()
-        self.escalated: set[int] = set()  # parameters to be measured at full
+        self.escalated = self.parameters.escalated  # parameters to be measured at full
         self.on = True
-        self._norm_only = level == "norm"
         self._lock = threading.RLock()
         self._open: dict[int, BackwardEvent] = {}
         self._count = 0
-        self._free: list[Slots] = []
+        self._free: dict[bool, list[Slots]] = {True: [], False: []}  # the parameters' and the recordings'
+        self._pages: dict[torch.dtype, list[Page]] = {}
 
-    def observe(self, owner: Owner, index: int, gradient: Tensor, *, escalate: bool) -> None:
+    def hook(self, owner: Owner, index: int) -> Hook:
+        """A tensor hook for site ``index`` of ``owner``."""
+        return Hook(self.observe, owner, index)
+
+    def observe(self, owner: Owner, index: int, gradient: Tensor) -> None:
         """Write the statistics of ``gradient`` into the slot of site ``index`` of ``owner``.
 
-        Never raises: a statistic that cannot be computed is noted with its reason.  This runs once per site and
-        step, so that the usual case (a dense float32 gradient, no differentiation of the backward) comes first.
+        Never raises: a statistic that cannot be computed is noted with its reason.
         """
+        if owner is self.parameters and not self.on:
+            return
         part: Part
-        if owner.task == current_backward() and index < len(owner.part.readings) and not owner.part.readings[index]:
+        if owner.task == current_backward() and self._awaited(owner.part, index):
             part = owner.part
         else:
             part = self._part(owner, index)
         try:
-            usual = self._norm_only and not escalate and gradient.dtype is torch.float32 and not torch.is_grad_enabled()
-            if usual and index < len(part.fast) and gradient.layout is torch.strided and not functorch_active():
-                key = part.key
-                if key is not None and gradient.device == key[0]:
-                    torch.linalg.vector_norm(gradient, out=part.fast[index])
-                    part.readings[index] = (key, gradient.shape, torch.float32)
-                    return
-            part.readings[index] = self._write(part, owner, index, gradient, escalate=escalate)
+            part.readings[index] = self._write(part, owner, index, gradient)
+            if not part.fast and part.slots.usual is not None and not torch.is_grad_enabled():
+                part.fast = self._fast(part, owner)
         except Exception as error:  # noqa: BLE001  # the user's backward must go on, whatever the gradient is
             part.failures[index] = f"{type(error).__name__}: {error}".splitlines()[0]
 
-    def _write(self, part: Part, owner: Owner, index: int, gradient: Tensor, *, escalate: bool) -> Reading:
+    @staticmethod
+    def _awaited(part: Part, index: int) -> bool:
+        return index < len(part.readings) and part.readings[index] is None
+
+    def _write(self, part: Part, owner: Owner, index: int, gradient: Tensor) -> Reading:
         if functorch_active():
             message = "a torch.func transform is running, whose gradients have no storage to reduce"
             raise NotImplementedError(message)
         with torch.no_grad():
+            if self.level == "full" or index in owner.escalated:
+                return self._write_full(part, owner, index, gradient)
             values = gradient if gradient.layout is torch.strided else dense(gradient)
-            kind: Kind
-            if self.level == "full" or escalate:
-                kind = "full"
-            else:
-                kind = "norm" if accumulator(values.dtype) is torch.float32 else "norm64"
-            slots = part.slots.views(values.device, kind, max(index + 1, owner.expected))
-            if kind == "full":
-                write_full(values, slots[index], gradient.numel() - values.numel())
+            kind: Kind = "norm" if accumulator(values.dtype) is torch.float32 else "norm64"
+            if kind == "norm" and dottable(values):
+                kind = "square"
+            key = (values.device, kind)
+            slots = part.slots.views(key, max(index + 1, owner.expected))
+            if kind == "square":
+                write_square(values, slots[index])
             else:
                 write_norm(values, slots[index])
-                if kind == "norm" and part.key in (None, (values.device, kind)):
-                    part.key, part.fast = (values.device, kind), slots
-        return ((values.device, kind), gradient.shape, gradient.dtype)
+            part.slots.learn(index, key, usual=values is gradient and not values.is_complex())
+        return key, gradient.shape, gradient.numel(), index
+
+    def _write_full(self, part: Part, owner: Owner, index: int, gradient: Tensor) -> Reading:
+        if (
+            gradient.dtype in STAGED
+            and gradient.numel() <= LARGEST
+            and gradient.device.type == "cpu"
+            and gradient.layout is torch.strided
+            and type(gradient) is Tensor
+        ):
+            return self._page(part.event, gradient.dtype).put(gradient)
+        values = gradient if gradient.layout is torch.strided else dense(gradient)
+        key: BufferKey = (values.device, "full64" if scaled(values.dtype) else "full")
+        slot = part.slots.views(key, max(index + 1, owner.expected))[index]
+        slot.copy_(kernels.whole(values))
+        if values is not gradient:  # what is not stored is zero
+            slot[ZERO_COUNT] += gradient.numel() - values.numel()
+        return key, gradient.shape, gradient.numel(), index
+
+    def _page(self, event: BackwardEvent, dtype: torch.dtype) -> Page:
+        page = event.pages.get(dtype)
+        if page is None:
+            free = self._pages.setdefault(dtype, [])
+            page = event.pages[dtype] = free.pop() if free else Page(dtype, kernels.rows)
+            page.begin()
+        return page
+
+    @staticmethod
+    def _fast(part: Part, owner: Owner) -> list[Tensor | None]:
+        """The slots that hooks may write into by themselves, those of gradients like the ones seen before."""
+        assert part.slots.usual is not None  # noqa: S101
+        slots = part.slots.views(part.slots.usual, len(part.readings))
+        barred = part.slots.unusual.union(owner.escalated)
+        awaited = enumerate(zip(part.readings, slots, strict=False))
+        return [*(slot if not read and n not in barred else None for n, (read, slot) in awaited), None]
 
     # ---- events ----------------------------------------------------------------------------------------------
 
@@ -155,10 +200,11 @@ class Recorder:
                 event, part = self._event(), None
         with self._lock:
             if part is None:
-                part = event.parts[owner] = Part(event, self._free.pop() if self._free else Slots(), [])
+                free = self._free[owner is self.parameters]
+                part = event.parts[owner] = Part(event, free.pop() if free else Slots(), [])
             missing = max(index + 1, owner.expected) - len(part.readings)
             part.readings.extend([None] * missing)
-            owner.task, owner.part = current_backward(), part
+            owner.task, owner.part, part.fast = current_backward(), part, []
         return part
 
     def _event(self) -> BackwardEvent:
@@ -178,6 +224,7 @@ class Recorder:
 
     def settle(self) -> None:
         """End the events of this thread whose end torch did not announce.  Called before a forward and a read."""
+        kernels.prepare()
         if not self._open:
             return
         thread = threading.get_ident()
@@ -191,6 +238,9 @@ class Recorder:
                 del self._open[task]
             if not tasks:
                 return
+            for dtype, page in event.pages.items():
+                page.flush()
+                self._pages[dtype].append(page)
             own = event.parts.pop(self.parameters, None)
             parameters = None if own is None else self._keep(self.parameters, own)
             for owner, part in sorted(event.parts.items(), key=lambda item: item[0].number):
@@ -200,7 +250,22 @@ class Recorder:
 
     def _keep(self, owner: Owner, part: Part) -> Kept:
         owner.task = owner.part = None
-        used = {reading[0] for reading in part.readings if reading is not None}
-        buffers = {key: part.slots.buffers[key].clone() for key in used}
-        self._free.append(part.slots)
+        usual = part.slots.usual
+        buffers: dict[BufferKey | Batch, Tensor] = {}
+        for index, reading in enumerate(part.readings):
+            if reading is None:
+                continue
+            if isinstance(reading, torch.Size):  # a hook's own
+                part.readings[index] = reading = (usual, reading, reading.numel(), index)
+            source = reading[0]
+            if source in buffers:
+                continue
+            if not isinstance(source, Batch):
+                buffers[source] = part.slots.buffers[source].clone()
+            elif source.result is not None:
+                buffers[source] = source.result.t()
+        for index, reading in enumerate(part.readings):
+            if reading is not None and isinstance(reading[0], Batch) and reading[0].result is None:
+                part.failures[index] = reading[0].error or "its batch was never reduced"
+        self._free[owner is self.parameters].append(part.slots)
         return Kept(owner, part.event.number, buffers, part.readings, part.failures)

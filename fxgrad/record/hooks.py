@@ -1,0 +1,53 @@
+"""The tensor hook of a site or parameter: observes, returns None, keeps nothing.
+
+It runs once per site and step, in the user's backward pass, so that the usual case (a float32 or half gradient like
+those before it, at level ``norm``) is written here, in one call into torch; everything else goes to the recorder.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fxgrad.torch_private import current_backward
+
+# Refuses whatever it would not compute as the recorder does: doubles, complex and sparse gradients, other devices,
+# a gradient that is being differentiated.
+_norm = functools.partial(torch.linalg.vector_norm, dtype=torch.float32)
+
+
+class Hook:
+    """Hands gradients of one site to the recorder.
+
+    Attributes:
+        index: of the site; negative for a hook that was put on before its site was known.
+    """
+
+    __slots__ = ("_observe", "_owner", "index")
+    __torch_unserializable__ = True  # torch.save of a watched model's output: no warning about our hook
+
+    def __init__(self, observe: Callable[[Any, int, Tensor], None], owner: Any, index: int) -> None:
+        self._observe = observe
+        self._owner = owner
+        self.index = index
+
+    def __call__(self, gradient: Tensor) -> None:
+        """Observe ``gradient``."""
+        owner, index = self._owner, self.index
+        if owner.task == current_backward():
+            part = owner.part
+            try:
+                slot = part.fast[index]
+                if slot is not None:
+                    _norm(gradient, out=slot)
+                    part.fast[index] = None
+                    part.readings[index] = gradient.shape
+                    return
+            except Exception:  # noqa: BLE001, S110  # the recorder finds out what it is about this gradient
+                pass
+        if index >= 0:
+            self._observe(owner, index, gradient)
