@@ -20,6 +20,20 @@ from fxgrad.torch_private import current_backward
 _norm = functools.partial(torch.linalg.vector_norm, dtype=torch.float32)
 
 
+def write_fast(part: Any, index: int, gradient: Tensor) -> bool:
+    """Write ``gradient`` into the slot that ``part`` has ready for site ``index``; False where it has none, or can't."""
+    try:
+        slot = part.fast[index]
+        if slot is None:
+            return False
+        _norm(gradient, out=slot)
+        part.fast[index] = None
+        part.readings[index] = gradient.shape
+    except Exception:  # noqa: BLE001  # the recorder finds out what it is about this gradient
+        return False
+    return True
+
+
 class Hook:
     """Hands gradients of one site to the recorder.
 
@@ -38,16 +52,7 @@ class Hook:
     def __call__(self, gradient: Tensor) -> None:
         """Observe ``gradient``."""
         owner, index = self._owner, self.index
-        if owner.task == current_backward():
-            part = owner.part
-            try:
-                slot = part.fast[index]
-                if slot is not None:
-                    _norm(gradient, out=slot)
-                    part.fast[index] = None
-                    part.readings[index] = gradient.shape
-                    return
-            except Exception:  # noqa: BLE001, S110  # the recorder finds out what it is about this gradient
-                pass
+        if owner.task == current_backward() and write_fast(owner.part, index, gradient):
+            return
         if index >= 0:
             self._observe(owner, index, gradient)

@@ -18,7 +18,10 @@ _Rows = dict[tuple[int, Any], Any]
 
 def read_statistics(*parts: Kept | None) -> list[list[Statistics | None]]:
     """Statistics by site number, for each part: one copy to the host per device."""
-    rows = _on_host([part for part in parts if part is not None])
+    kept = [part for part in parts if part is not None]
+    for part in kept:
+        part.settle()
+    rows = _on_host(kept)
     return [[] if part is None else _read(part, rows) for part in parts]
 
 
@@ -46,7 +49,7 @@ def _on_host(parts: Sequence[Kept]) -> _Rows:
 def _statistics(rows: Any, reading: Reading) -> Statistics:
     source, _, numel, place = reading
     if isinstance(source, Batch):
-        values = merged_rows(rows[place.first : place.end])
+        values = merged_rows([[column[row] for column in rows] for row in range(place.first, place.end)])
         padding = (place.end - place.first) * WIDTH - numel
         values[ZERO_COUNT] -= padding
         return from_full(values, numel)

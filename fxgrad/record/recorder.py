@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor
 
-from fxgrad.record.hooks import Hook
+from fxgrad.record.hooks import Hook, write_fast
 from fxgrad.record.kernels import kernels
 from fxgrad.record.slots import BufferKey, Kind, Reading, Slots
 from fxgrad.record.staging import LARGEST, STAGED, Batch, Page
-from fxgrad.record.statistics import ZERO_COUNT, accumulator, dense, scaled, write_norm
+from fxgrad.record.statistics import ZERO_COUNT, accumulator, dense, dottable, scaled, write_norm, write_square
 from fxgrad.torch_private import at_end_of_backward, current_backward, functorch_active
 
 if TYPE_CHECKING:
@@ -55,7 +55,8 @@ class Part:
     """What one backward event wrote of one owner.
 
     ``fast`` has the slots of sites whose gradient has yet to come and is expected to be of the usual kind, which a
-    hook may fill by itself; it ends with a None, for the number -1 of a hook without a site.
+    hook may fill by itself; it ends with a None, for the number -1 of a hook without a site.  What a hook wrote has
+    the gradient's shape as its reading.  ``sources`` are the buffers and batches that the readings are in.
     """
 
     event: BackwardEvent
@@ -63,6 +64,7 @@ class Part:
     readings: list[Reading | None]
     failures: dict[int, str] = field(default_factory=dict)
     fast: list[Tensor | None] = field(default_factory=list)
+    sources: set[BufferKey | Batch] = field(default_factory=set)
 
 
 @dataclass(slots=True, eq=False)
@@ -85,7 +87,16 @@ class Kept:
     buffers: dict[BufferKey | Batch, Tensor]
     readings: list[Reading | None]
     failures: dict[int, str]
+    usual: BufferKey | None
     parameters: Kept | None = None
+
+    def settle(self) -> None:
+        """Bring all readings into one form, and say which batches failed.  May be called twice."""
+        for index, reading in enumerate(self.readings):
+            if isinstance(reading, torch.Size):  # a hook's own
+                self.readings[index] = (self.usual, reading, reading.numel(), index)
+            elif reading is not None and isinstance(reading[0], Batch) and reading[0].result is None:
+                self.failures[index] = reading[0].error or "the batch that it was in was never reduced"
 
 
 class Recorder:
@@ -118,20 +129,21 @@ class Recorder:
         if owner is self.parameters and not self.on:
             return
         part: Part
-        if owner.task == current_backward() and self._awaited(owner.part, index):
+        if (
+            owner.task == current_backward()
+            and index < len(owner.part.readings)
+            and owner.part.readings[index] is None
+        ):
             part = owner.part
         else:
             part = self._part(owner, index)
+            if part.fast and write_fast(part, index, gradient):
+                return
         try:
-            part.readings[index] = self._write(part, owner, index, gradient)
-            if not part.fast and part.slots.usual is not None and not torch.is_grad_enabled():
-                part.fast = self._fast(part, owner)
+            reading = part.readings[index] = self._write(part, owner, index, gradient)
+            part.sources.add(reading[0])
         except Exception as error:  # noqa: BLE001  # the user's backward must go on, whatever the gradient is
             part.failures[index] = f"{type(error).__name__}: {error}".splitlines()[0]
-
-    @staticmethod
-    def _awaited(part: Part, index: int) -> bool:
-        return index < len(part.readings) and part.readings[index] is None
 
     def _write(self, part: Part, owner: Owner, index: int, gradient: Tensor) -> Reading:
         if functorch_active():
@@ -178,15 +190,6 @@ class Recorder:
             page.begin()
         return page
 
-    @staticmethod
-    def _fast(part: Part, owner: Owner) -> list[Tensor | None]:
-        """The slots that hooks may write into by themselves, those of gradients like the ones seen before."""
-        assert part.slots.usual is not None  # noqa: S101
-        slots = part.slots.views(part.slots.usual, len(part.readings))
-        barred = part.slots.unusual.union(owner.escalated)
-        awaited = enumerate(zip(part.readings, slots, strict=False))
-        return [*(slot if not read and n not in barred else None for n, (read, slot) in awaited), None]
-
     # ---- events ----------------------------------------------------------------------------------------------
 
     def _part(self, owner: Owner, index: int) -> Part:
@@ -204,8 +207,20 @@ class Recorder:
                 part = event.parts[owner] = Part(event, free.pop() if free else Slots(), [])
             missing = max(index + 1, owner.expected) - len(part.readings)
             part.readings.extend([None] * missing)
-            owner.task, owner.part, part.fast = current_backward(), part, []
+            owner.task, owner.part = current_backward(), part
+            self._quicken(part, owner)
         return part
+
+    def _quicken(self, part: Part, owner: Owner) -> None:
+        """Let hooks write by themselves what is expected to be of the usual kind, where that is right in this pass."""
+        usual = part.slots.usual
+        if self.level == "full" or usual is None or torch.is_grad_enabled() or functorch_active():
+            part.fast = []
+            return
+        part.fast = part.slots.expected(usual, len(part.readings), owner.escalated)
+        if part.sources:  # the part has been written to by a backward pass around this one, or inside of it
+            part.fast = [slot if not read else None for slot, read in zip(part.fast, [*part.readings, 0], strict=True)]
+        part.sources.add(usual)
 
     def _event(self) -> BackwardEvent:
         """The event of the backward pass that is running now; a backward inside of a backward belongs to it."""
@@ -250,22 +265,12 @@ class Recorder:
 
     def _keep(self, owner: Owner, part: Part) -> Kept:
         owner.task = owner.part = None
-        usual = part.slots.usual
+        slots = part.slots
         buffers: dict[BufferKey | Batch, Tensor] = {}
-        for index, reading in enumerate(part.readings):
-            if reading is None:
-                continue
-            if isinstance(reading, torch.Size):  # a hook's own
-                part.readings[index] = reading = (usual, reading, reading.numel(), index)
-            source = reading[0]
-            if source in buffers:
-                continue
+        for source in part.sources:
             if not isinstance(source, Batch):
-                buffers[source] = part.slots.buffers[source].clone()
+                buffers[source] = slots.buffers[source].clone()
             elif source.result is not None:
-                buffers[source] = source.result.t()
-        for index, reading in enumerate(part.readings):
-            if reading is not None and isinstance(reading[0], Batch) and reading[0].result is None:
-                part.failures[index] = reading[0].error or "its batch was never reduced"
-        self._free[owner is self.parameters].append(part.slots)
-        return Kept(owner, part.event.number, buffers, part.readings, part.failures)
+                buffers[source] = source.result
+        self._free[owner is self.parameters].append(slots)
+        return Kept(owner, part.event.number, buffers, part.readings, part.failures, slots.usual)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any, Literal
 
 import torch
@@ -31,6 +32,7 @@ class Slots:
         self.usual: BufferKey | None = None
         self.unusual: set[int] = set()
         self._views: dict[BufferKey, tuple[Tensor, ...]] = {}
+        self._expected: list[Tensor | None] = []
 
     def views(self, key: BufferKey, size: int) -> tuple[Tensor, ...]:
         """The slots of one device and kind, at least ``size`` of them."""
@@ -48,12 +50,27 @@ class Slots:
             buffer[: old.shape[0]].copy_(old)
         self.buffers[key] = buffer
         self._views[key] = buffer.unbind()
+        self._expected = []
         return self._views[key]
 
     def learn(self, index: int, key: BufferKey, *, usual: bool) -> None:
         """Note whether the gradient of site ``index``, which went to ``key``, can be written by one plain call."""
         if usual and key[1] == "norm" and self.usual in (None, key):
             self.usual = key
-            self.unusual.discard(index)
-        else:
+            if index in self.unusual:
+                self.unusual.discard(index)
+                self._expected = []
+        elif index not in self.unusual:
             self.unusual.add(index)
+            self._expected = []
+
+    def expected(self, usual: BufferKey, size: int, barred: Collection[int]) -> list[Tensor | None]:
+        """The slots of ``size`` sites, None for those that are barred or unusual, and a None behind the last."""
+        if len(self._expected) != size + 1:
+            views = self.views(usual, size)
+            self._expected = [*(None if n in self.unusual else views[n] for n in range(size)), None]
+        slots = list(self._expected)
+        for index in barred:
+            if index < size:
+                slots[index] = None
+        return slots
