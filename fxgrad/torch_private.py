@@ -166,7 +166,8 @@ def captured_kernel(name: str, function: types.FunctionType, examples: list[Tens
     def backend(graph: Any, inputs: list[Any]) -> Callable[..., Any]:
         # One process more (or a pool) for one kernel is not worth it; and threads are those of the time of the call.
         patches = {"compile_threads": 1, "cpp.dynamic_threads": True}
-        kernel: Callable[..., Any] = lookup_backend("inductor")(graph, inputs, config_patches=patches)  # type: ignore[operator]
+        inductor: Any = lookup_backend("inductor")
+        kernel: Callable[..., Any] = inductor(graph, inputs, config_patches=patches)
         found.append((kernel, list(inputs)))
         return kernel
 

@@ -15,18 +15,19 @@ from torch import Tensor
 
 from fxgrad.torch_private import current_backward
 
-# Refuses whatever it would not compute as the recorder does: doubles, complex and sparse gradients, other devices,
-# a gradient that is being differentiated.
-_norm = functools.partial(torch.linalg.vector_norm, dtype=torch.float32)
+#: What writes a norm into a slot.  Both refuse whatever they would not compute as the recorder does: doubles, sparse
+#: gradients, other devices, a gradient that is being differentiated.  The first takes float32 only, and is faster.
+norm_of_float32: Callable[..., Tensor] = torch.linalg.vector_norm
+norm_of_half: Callable[..., Tensor] = functools.partial(torch.linalg.vector_norm, dtype=torch.float32)
 
 
 def write_fast(part: Any, index: int, gradient: Tensor) -> bool:
-    """Write ``gradient`` into the slot that ``part`` has ready for site ``index``; False where it has none, or can't."""
+    """Write ``gradient`` into the slot that ``part`` has ready for site ``index``; False where that can't be."""
     try:
         slot = part.fast[index]
         if slot is None:
             return False
-        _norm(gradient, out=slot)
+        part.norm(gradient, out=slot)
         part.fast[index] = None
         part.readings[index] = gradient.shape
     except Exception:  # noqa: BLE001  # the recorder finds out what it is about this gradient
@@ -52,7 +53,39 @@ class Hook:
     def __call__(self, gradient: Tensor) -> None:
         """Observe ``gradient``."""
         owner, index = self._owner, self.index
-        if owner.task == current_backward() and write_fast(owner.part, index, gradient):
-            return
+        if owner.task == current_backward():
+            part = owner.part
+            # As in ``write_fast``, whose call would cost as much as the rest of this function.
+            try:
+                slot = part.fast[index]
+                if slot is not None:
+                    part.norm(gradient, out=slot)
+                    part.fast[index] = None
+                    part.readings[index] = gradient.shape
+                    return
+            except Exception:  # noqa: BLE001, S110  # the recorder finds out what it is about this gradient
+                pass
         if index >= 0:
             self._observe(owner, index, gradient)
+
+
+class FullHook(Hook):
+    """The same at level ``full``: stages a small gradient like the one that came in the pass before."""
+
+    __slots__ = ()
+
+    def __call__(self, gradient: Tensor) -> None:
+        """Observe ``gradient``."""
+        owner, index = self._owner, self.index
+        if index < 0:
+            return
+        if owner.task == current_backward():
+            part = owner.part
+            try:
+                if part.put is not None and part.readings[index] is None:
+                    part.readings[index] = reading = part.put(gradient)
+                    if reading is not None:
+                        return
+            except Exception:  # noqa: BLE001, S110  # the recorder finds out what it is about this gradient
+                pass
+        self._observe(owner, index, gradient)

@@ -16,6 +16,10 @@ from fxgrad.schema import Statistics
 _Rows = dict[tuple[int, Any], Any]
 
 
+def _place(part: Kept, key: Any) -> tuple[int, Any]:
+    return (0 if isinstance(key, Batch) else id(part)), key
+
+
 def read_statistics(*parts: Kept | None) -> list[list[Statistics | None]]:
     """Statistics by site number, for each part: one copy to the host per device."""
     kept = [part for part in parts if part is not None]
@@ -27,21 +31,22 @@ def read_statistics(*parts: Kept | None) -> list[list[Statistics | None]]:
 
 def _read(part: Kept, rows: _Rows) -> list[Statistics | None]:
     return [
-        None if reading is None or number in part.failures else _statistics(rows[id(part), reading[0]], reading)
+        None if reading is None or number in part.failures else _statistics(rows[_place(part, reading[0])], reading)
         for number, reading in enumerate(part.readings)
     ]
 
 
 def _on_host(parts: Sequence[Kept]) -> _Rows:
     """The slots and batches of all parts as nested lists; those of one device travel together."""
-    buffers = [(id(part), key, buffer) for part in parts for key, buffer in part.buffers.items()]
+    buffers = [(_place(part, key), buffer) for part in parts for key, buffer in part.buffers.items()]
+    buffers = list(dict(buffers).items())  # several parts of one event may lie in one batch
     rows: _Rows = {}
-    for device in {buffer.device for _, _, buffer in buffers}:
-        here = [(owner, key, buffer) for owner, key, buffer in buffers if buffer.device == device]
-        joined = torch.cat([buffer.reshape(-1).to(torch.float64) for _, _, buffer in here]).to("cpu")
+    for device in {buffer.device for _, buffer in buffers}:
+        here = [(place, buffer) for place, buffer in buffers if buffer.device == device]
+        joined = torch.cat([buffer.reshape(-1).to(torch.float64) for _, buffer in here]).to("cpu")
         start = 0
-        for owner, key, buffer in here:
-            rows[owner, key] = joined[start : start + buffer.numel()].reshape(buffer.shape).tolist()
+        for place, buffer in here:
+            rows[place] = joined[start : start + buffer.numel()].reshape(buffer.shape).tolist()
             start += buffer.numel()
     return rows
 

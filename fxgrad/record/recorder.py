@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
 
-from fxgrad.record.hooks import Hook, write_fast
+from fxgrad.record.hooks import FullHook, Hook, norm_of_float32, norm_of_half, write_fast
 from fxgrad.record.kernels import kernels
 from fxgrad.record.slots import BufferKey, Kind, Reading, Slots
 from fxgrad.record.staging import LARGEST, STAGED, Batch, Page
@@ -56,7 +57,8 @@ class Part:
 
     ``fast`` has the slots of sites whose gradient has yet to come and is expected to be of the usual kind, which a
     hook may fill by itself; it ends with a None, for the number -1 of a hook without a site.  What a hook wrote has
-    the gradient's shape as its reading.  ``sources`` are the buffers and batches that the readings are in.
+    the gradient's shape as its reading.  ``put`` stages a small gradient
+    at level ``full``.  ``sources`` are the buffers that the readings are in, besides the batches of the event.
     """
 
     event: BackwardEvent
@@ -64,7 +66,9 @@ class Part:
     readings: list[Reading | None]
     failures: dict[int, str] = field(default_factory=dict)
     fast: list[Tensor | None] = field(default_factory=list)
-    sources: set[BufferKey | Batch] = field(default_factory=set)
+    norm: Callable[..., Tensor] = norm_of_float32
+    put: Callable[[Tensor], Reading | None] | None = None
+    sources: set[BufferKey] = field(default_factory=set)
 
 
 @dataclass(slots=True, eq=False)
@@ -119,7 +123,7 @@ class Recorder:
 
     def hook(self, owner: Owner, index: int) -> Hook:
         """A tensor hook for site ``index`` of ``owner``."""
-        return Hook(self.observe, owner, index)
+        return (FullHook if self.level == "full" else Hook)(self.observe, owner, index)
 
     def observe(self, owner: Owner, index: int, gradient: Tensor) -> None:
         """Write the statistics of ``gradient`` into the slot of site ``index`` of ``owner``.
@@ -129,11 +133,7 @@ class Recorder:
         if owner is self.parameters and not self.on:
             return
         part: Part
-        if (
-            owner.task == current_backward()
-            and index < len(owner.part.readings)
-            and owner.part.readings[index] is None
-        ):
+        if owner.task == current_backward() and index < len(owner.part.readings) and owner.part.readings[index] is None:
             part = owner.part
         else:
             part = self._part(owner, index)
@@ -141,7 +141,8 @@ class Recorder:
                 return
         try:
             reading = part.readings[index] = self._write(part, owner, index, gradient)
-            part.sources.add(reading[0])
+            if not isinstance(reading[0], Batch):
+                part.sources.add(reading[0])
         except Exception as error:  # noqa: BLE001  # the user's backward must go on, whatever the gradient is
             part.failures[index] = f"{type(error).__name__}: {error}".splitlines()[0]
 
@@ -149,9 +150,10 @@ class Recorder:
         if functorch_active():
             message = "a torch.func transform is running, whose gradients have no storage to reduce"
             raise NotImplementedError(message)
+        quick = not torch.is_grad_enabled()
         with torch.no_grad():
             if self.level == "full" or index in owner.escalated:
-                return self._write_full(part, owner, index, gradient)
+                return self._write_full(part, owner, index, gradient, quick=quick)
             values = gradient if gradient.layout is torch.strided else dense(gradient)
             kind: Kind = "norm" if accumulator(values.dtype) is torch.float32 else "norm64"
             if kind == "norm" and dottable(values):
@@ -162,10 +164,10 @@ class Recorder:
                 write_square(values, slots[index])
             else:
                 write_norm(values, slots[index])
-            part.slots.learn(index, key, usual=values is gradient and not values.is_complex())
+            part.slots.learn(index, key, values.dtype if values is gradient else None)
         return key, gradient.shape, gradient.numel(), index
 
-    def _write_full(self, part: Part, owner: Owner, index: int, gradient: Tensor) -> Reading:
+    def _write_full(self, part: Part, owner: Owner, index: int, gradient: Tensor, *, quick: bool) -> Reading:
         if (
             gradient.dtype in STAGED
             and gradient.numel() <= LARGEST
@@ -173,7 +175,7 @@ class Recorder:
             and gradient.layout is torch.strided
             and type(gradient) is Tensor
         ):
-            return self._page(part.event, gradient.dtype).put(gradient)
+            return self._page(part, gradient.dtype, quick=quick).put(gradient)
         values = gradient if gradient.layout is torch.strided else dense(gradient)
         key: BufferKey = (values.device, "full64" if scaled(values.dtype) else "full")
         slot = part.slots.views(key, max(index + 1, owner.expected))[index]
@@ -182,12 +184,14 @@ class Recorder:
             slot[ZERO_COUNT] += gradient.numel() - values.numel()
         return key, gradient.shape, gradient.numel(), index
 
-    def _page(self, event: BackwardEvent, dtype: torch.dtype) -> Page:
+    def _page(self, part: Part, dtype: torch.dtype, *, quick: bool) -> Page:
+        event = part.event
         page = event.pages.get(dtype)
         if page is None:
             free = self._pages.setdefault(dtype, [])
             page = event.pages[dtype] = free.pop() if free else Page(dtype, kernels.rows)
             page.begin()
+        part.put = page.put_known if quick else None
         return page
 
     # ---- events ----------------------------------------------------------------------------------------------
@@ -213,10 +217,11 @@ class Recorder:
 
     def _quicken(self, part: Part, owner: Owner) -> None:
         """Let hooks write by themselves what is expected to be of the usual kind, where that is right in this pass."""
-        usual = part.slots.usual
+        usual, part.put = part.slots.usual, None
         if self.level == "full" or usual is None or torch.is_grad_enabled() or functorch_active():
             part.fast = []
             return
+        part.norm = norm_of_float32 if part.slots.usual_dtype is torch.float32 else norm_of_half
         part.fast = part.slots.expected(usual, len(part.readings), owner.escalated)
         if part.sources:  # the part has been written to by a backward pass around this one, or inside of it
             part.fast = [slot if not read else None for slot, read in zip(part.fast, [*part.readings, 0], strict=True)]
@@ -253,24 +258,22 @@ class Recorder:
                 del self._open[task]
             if not tasks:
                 return
-            for dtype, page in event.pages.items():
+            for page in event.pages.values():
                 page.flush()
-                self._pages[dtype].append(page)
+            batches = [batch for page in event.pages.values() for batch in page.batches]
             own = event.parts.pop(self.parameters, None)
-            parameters = None if own is None else self._keep(self.parameters, own)
+            parameters = None if own is None else self._keep(self.parameters, own, batches)
             for owner, part in sorted(event.parts.items(), key=lambda item: item[0].number):
-                kept = self._keep(owner, part)
+                kept = self._keep(owner, part, batches)
                 kept.parameters = parameters
                 self.history.append(kept)
+            for dtype, page in event.pages.items():
+                self._pages[dtype].append(page)
 
-    def _keep(self, owner: Owner, part: Part) -> Kept:
+    def _keep(self, owner: Owner, part: Part, batches: list[Batch]) -> Kept:
         owner.task = owner.part = None
         slots = part.slots
-        buffers: dict[BufferKey | Batch, Tensor] = {}
-        for source in part.sources:
-            if not isinstance(source, Batch):
-                buffers[source] = slots.buffers[source].clone()
-            elif source.result is not None:
-                buffers[source] = source.result
+        buffers: dict[BufferKey | Batch, Tensor] = {source: slots.buffers[source].clone() for source in part.sources}
+        buffers.update({batch: batch.result for batch in batches if batch.result is not None})
         self._free[owner is self.parameters].append(slots)
         return Kept(owner, part.event.number, buffers, part.readings, part.failures, slots.usual)

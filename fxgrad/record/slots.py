@@ -24,12 +24,14 @@ class Slots:
     Attributes:
         buffers: the memory, by device and kind.
         usual: the buffer that most gradients go to, the first that one plain call could write.
+        usual_dtype: the dtype of those gradients.
         unusual: sites whose latest gradient cannot be written into ``usual`` by one plain call.
     """
 
     def __init__(self) -> None:
         self.buffers: dict[BufferKey, Tensor] = {}
         self.usual: BufferKey | None = None
+        self.usual_dtype: torch.dtype | None = None
         self.unusual: set[int] = set()
         self._views: dict[BufferKey, tuple[Tensor, ...]] = {}
         self._expected: list[Tensor | None] = []
@@ -53,10 +55,14 @@ class Slots:
         self._expected = []
         return self._views[key]
 
-    def learn(self, index: int, key: BufferKey, *, usual: bool) -> None:
-        """Note whether the gradient of site ``index``, which went to ``key``, can be written by one plain call."""
-        if usual and key[1] == "norm" and self.usual in (None, key):
-            self.usual = key
+    def learn(self, index: int, key: BufferKey, dtype: torch.dtype | None) -> None:
+        """Note whether the gradient of site ``index``, which went to ``key``, can be written by one plain call.
+
+        ``dtype`` is the gradient's, None where it is not strided.
+        """
+        if self.usual is None and key[1] == "norm" and dtype is not None and dtype.is_floating_point:
+            self.usual, self.usual_dtype = key, dtype
+        if key == self.usual and dtype is self.usual_dtype:
             if index in self.unusual:
                 self.unusual.discard(index)
                 self._expected = []

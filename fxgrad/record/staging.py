@@ -22,7 +22,10 @@ Reduce = Callable[[Tensor, torch.dtype], Tensor]
 
 
 class Batch:
-    """What one filling of a page was reduced to: ``result`` has shape (11, rows), float64; or ``error`` says why not."""
+    """What one filling of a page was reduced to.
+
+    ``result`` has shape (11, rows), float64; where it is None, ``error`` says why.
+    """
 
     __slots__ = ("error", "result")
 
@@ -43,8 +46,7 @@ class Place:
         self.end = first + max(1, -(-self.numel // WIDTH))
         entries = buffer[first : self.end].view(-1)
         self.view = entries[: self.numel].view(shape)
-        self.rest = entries[self.numel :]
-        self.rest.zero_()
+        self.rest = entries[self.numel :].zero_() if self.numel < entries.numel() else None
 
 
 class Page:
@@ -62,17 +64,35 @@ class Page:
         self._places = self._fillings[0]
         self._count = 0
         self._batch = Batch()
+        self.batches: list[Batch] = []
 
     def begin(self) -> None:
         """Start with the first filling of a backward pass."""
-        self._places, self._count, self._batch = self._fillings[0], 0, Batch()
+        self._places, self._count, self._batch, self.batches = self._fillings[0], 0, Batch(), []
+
+    def put_known(self, gradient: Tensor) -> Reading | None:
+        """Copy ``gradient`` where it is like the one that came here in the pass before; None where it isn't."""
+        place = self._places[self._count]
+        if (
+            place is None
+            or place.shape != gradient.shape
+            or gradient.dtype is not self.dtype
+            or type(gradient) is not Tensor
+            or gradient.get_device() >= 0
+        ):
+            return None
+        if place.rest is not None and len(self._fillings) > 1:
+            place.rest.zero_()
+        place.view.copy_(gradient)  # refuses a gradient that is not strided
+        self._count += 1
+        return self._batch, place.shape, place.numel, place
 
     def put(self, gradient: Tensor) -> Reading:
         """Copy ``gradient``, of at most ``LARGEST`` entries; call under ``no_grad``."""
         place = self._places[self._count]
         if place is None or place.shape != gradient.shape:
             place = self._place(gradient.shape)
-        elif len(self._fillings) > 1:  # another filling has left its entries in the same rows
+        elif place.rest is not None and len(self._fillings) > 1:  # another filling's entries are in the same rows
             place.rest.zero_()
         place.view.copy_(gradient)
         self._count += 1
@@ -85,7 +105,8 @@ class Page:
             self._next_filling()
             known, first = self._places[0], 0
             if known is not None and known.shape == shape:
-                known.rest.zero_()
+                if known.rest is not None:
+                    known.rest.zero_()
                 return known
         del self._places[self._count :]
         place = Place(self._buffer, shape, first)
@@ -105,6 +126,7 @@ class Page:
         if last is None:
             return
         batch, self._batch, self._count = self._batch, Batch(), 0
+        self.batches.append(batch)
         try:
             batch.result = self._reduce(self._buffer[: last.end], self.dtype)
         except Exception as error:  # noqa: BLE001  # the user's backward must go on

@@ -34,6 +34,7 @@ FLUSH = 2.0**-25  # half of float16's smallest number: rounds to zero, ties to e
 OVERFLOW = 65504.0  # float16's largest number
 _WIDE = (torch.float64, torch.complex128)
 _DOT = 2**15  # entries from which on torch.dot beats torch.linalg.vector_norm (measured)
+_MKL: bool = torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
 _CHUNK = 2**18  # entries reduced at a time, so that the intermediate tensors stay in the cache
 
 
@@ -72,12 +73,12 @@ def write_norm(gradient: Tensor, slot: Tensor) -> None:
 
 
 def dottable(gradient: Tensor) -> bool:
-    """Whether ``write_square`` is faster and more precise: large float32 on a CPU with MKL, whose dot uses all threads."""
+    """Whether ``write_square`` is faster and closer: large float32 on a CPU with MKL, whose dot uses all threads."""
     return (
         gradient.numel() >= _DOT
         and gradient.dtype is torch.float32
         and gradient.device.type == "cpu"
-        and torch.backends.mkl.is_available()
+        and _MKL
         and gradient.is_contiguous()
     )
 
@@ -137,7 +138,7 @@ def whole(gradient: Tensor) -> Tensor:
     """The scalars of ``COLUMNS`` of a strided gradient, shape (11,), float64."""
     if gradient.numel() <= _CHUNK or scaled(gradient.dtype) or not gradient.is_contiguous():
         return columns(gradient.reshape(-1), gradient.dtype)
-    parts = [columns(chunk, gradient.dtype) for chunk in gradient.view(-1).split(_CHUNK)]
+    parts = [columns(chunk, gradient.dtype) for chunk in torch.split(gradient.view(-1), _CHUNK)]
     return merged(torch.stack(parts, 1))
 
 
@@ -148,8 +149,9 @@ def merged(parts: Tensor) -> Tensor:
 
 def merged_rows(rows: Sequence[Sequence[float]]) -> list[float]:
     """The same of rows on the host: each has the scalars of ``COLUMNS``."""
-    how = [sum, sum, sum, max, min, *[sum] * 6]
-    return [merge(column) for merge, column in zip(how, zip(*rows, strict=True), strict=True)]
+    by_column = list(zip(*rows, strict=True))
+    sums = [sum(column) for column in by_column]
+    return [*sums[:3], max(by_column[3]), min(by_column[4]), *sums[5:]]
 
 
 def from_norm(value: float, numel: int) -> Statistics:
