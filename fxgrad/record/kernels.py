@@ -220,7 +220,7 @@ def flat(gradient: Tensor) -> Tensor:
     if gradient.is_contiguous():
         return gradient.view(-1)
     order = sorted(range(gradient.ndim), key=gradient.stride, reverse=True)
-    return gradient.permute(order).reshape(-1)
+    return gradient.permute(order).reshape(-1).contiguous()
 
 
 kernels = Kernels()
