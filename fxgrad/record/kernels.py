@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from fxgrad.record.statistics import FLUSH, OVERFLOW, columns, whole
-from fxgrad.torch_private import captured_kernel, under_a_mode
+from fxgrad.torch_private import captured_kernel, current_backward, under_a_mode
 
 BREAK_EVEN = 2.0  # seconds that plain torch may take at ``full``, in one process, before kernels are compiled
 LIMIT = 2**31  # entries of a gradient that a kernel can count
@@ -147,8 +147,14 @@ class Kernels:
     # ---- compiling -------------------------------------------------------------------------------------------
 
     def prepare(self) -> None:
-        """Compile what is wanted, once plain torch has cost enough.  Call outside of backward passes."""
-        if self.spent < BREAK_EVEN or not self._wanted or under_a_mode():
+        """Compile what is wanted, once plain torch has cost enough.
+
+        Not inside of a backward pass (a checkpoint may call a watched model there), nor where a mode or a CUDA graph
+        would record what the compiler does.
+        """
+        if self.spent < BREAK_EVEN or not self._wanted:
+            return
+        if current_backward() >= 0 or under_a_mode() or torch.cuda.is_current_stream_capturing():
             return
         with self._lock:
             wanted, self._wanted = self._wanted, set()

@@ -21,8 +21,8 @@ class Statistics:
     Attributes:
         level: ``"norm"`` or ``"full"``.
         numel: number of entries, NaN and Inf included.
-        l2_norm: at ``norm`` accumulated in float32 (float64 for a float64 gradient), at ``full`` scaled by
-            the largest entry, so that no non-zero gradient has norm 0.
+        l2_norm: at ``norm`` accumulated in float32 (float64 for a float64 gradient), at ``full`` in float64, with
+            doubles scaled by the largest entry, so that no non-zero gradient has norm 0.
         max_abs: largest finite modulus, 0.0 for an empty gradient.
         min_abs_nonzero: smallest non-zero finite modulus, None where there is none.
         sum: sum of the finite entries (real part for complex).

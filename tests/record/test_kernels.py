@@ -23,7 +23,7 @@ CPU = torch.device("cpu")
 def kernel(dtype: torch.dtype, *, rows: bool) -> Any:
     try:
         return compiled((CPU, dtype, rows))
-    except Exception as error:  # noqa: BLE001
+    except Exception as error:
         if "compiler" in str(error).lower():
             pytest.skip(f"no C++ compiler here: {error}")
         raise
@@ -123,6 +123,16 @@ def test_nothing_is_compiled_under_fake_tensors(made: Made) -> None:
     kernels.spent = module.BREAK_EVEN
     with FakeTensorMode():
         kernels.prepare()
+    assert made.keys == []
+
+
+def test_nothing_is_compiled_inside_of_a_backward(made: Made) -> None:
+    kernels, x = Kernels(), torch.ones(4, requires_grad=True)
+    kernels.whole(torch.ones(4))
+    kernels.spent = module.BREAK_EVEN
+    y = x * 2
+    y.register_hook(lambda _: kernels.prepare())
+    y.sum().backward()
     assert made.keys == []
 
 

@@ -16,8 +16,16 @@ from fxgrad.record.reading import _statistics
 from fxgrad.record.slots import Reading
 from fxgrad.record.staging import Page
 from fxgrad.record.statistics import (
-    accumulator, columns, dottable, from_full, from_norm, scaled, whole, write_norm, write_square,
-)  # fmt: skip
+    accumulator,
+    columns,
+    dottable,
+    from_full,
+    from_norm,
+    scaled,
+    whole,
+    write_norm,
+    write_square,
+)
 from fxgrad.schema import Statistics
 from tests.record.by_hand import check, troublesome
 
