@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -31,9 +32,19 @@ def read_statistics(*parts: Kept | None) -> list[list[Statistics | None]]:
 
 def _read(part: Kept, rows: _Rows) -> list[Statistics | None]:
     return [
-        None if reading is None or number in part.failures else _statistics(rows[_place(part, reading[0])], reading)
+        None if reading is None or number in part.failures else _complete(part, rows, number, reading)
         for number, reading in enumerate(part.readings)
     ]
+
+
+def _complete(part: Kept, rows: _Rows, number: int, reading: Reading) -> Statistics:
+    source = reading[0]
+    statistics = _statistics(rows[_place(part, source)], reading)
+    device = torch.device("cpu") if isinstance(source, Batch) else source[0]
+    histograms = rows.get(_place(part, (device, "histogram")))
+    if histograms is None:
+        return statistics
+    return replace(statistics, level="histogram", exponent_histogram=tuple(map(int, histograms[number])))
 
 
 def _on_host(parts: Sequence[Kept]) -> _Rows:

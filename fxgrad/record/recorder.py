@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor
 
+from fxgrad.record.histogram import write_histogram
 from fxgrad.record.hooks import FullHook, Hook, norm_of_float32, norm_of_half, write_fast
 from fxgrad.record.kernels import kernels
 from fxgrad.record.slots import BufferKey, Kind, Reading, Slots
@@ -152,7 +153,9 @@ class Recorder:
             raise NotImplementedError(message)
         quick = not torch.is_grad_enabled()
         with torch.no_grad():
-            if self.level == "full" or index in owner.escalated:
+            if self.level == "histogram":
+                self._write_histogram(part, owner, index, gradient)
+            if self.level != "norm" or index in owner.escalated:
                 return self._write_full(part, owner, index, gradient, quick=quick)
             values = gradient if gradient.layout is torch.strided else dense(gradient)
             kind: Kind = "norm" if accumulator(values.dtype) is torch.float32 else "norm64"
@@ -183,6 +186,13 @@ class Recorder:
         if values is not gradient:  # what is not stored is zero
             slot[ZERO_COUNT] += gradient.numel() - values.numel()
         return key, gradient.shape, gradient.numel(), index
+
+    @staticmethod
+    def _write_histogram(part: Part, owner: Owner, index: int, gradient: Tensor) -> None:
+        values = gradient if gradient.layout is torch.strided else dense(gradient)
+        key: BufferKey = (values.device, "histogram")
+        write_histogram(values, part.slots.views(key, max(index + 1, owner.expected))[index])
+        part.sources.add(key)
 
     def _page(self, part: Part, dtype: torch.dtype, *, quick: bool) -> Page:
         event = part.event
@@ -218,7 +228,7 @@ class Recorder:
     def _quicken(self, part: Part, owner: Owner) -> None:
         """Let hooks write by themselves what is expected to be of the usual kind, where that is right in this pass."""
         usual, part.put = part.slots.usual, None
-        if self.level == "full" or usual is None or torch.is_grad_enabled() or functorch_active():
+        if self.level != "norm" or usual is None or torch.is_grad_enabled() or functorch_active():
             part.fast = []
             return
         part.norm = norm_of_float32 if part.slots.usual_dtype is torch.float32 else norm_of_half

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from fxgrad.record.statistics import COLUMNS
+from fxgrad.schema.histogram import BINS
 
 #: What a slot holds: a norm, the square of one, or a column of scalars (``full64``: squares scaled by the largest).
-Kind = Literal["norm", "norm64", "square", "full", "full64"]
+Kind = Literal["norm", "norm64", "square", "full", "full64", "histogram"]
 BufferKey = tuple[torch.device, Kind]
 #: Where one site's statistics are, and the gradient's facts: buffer (or batch), shape, number of entries, place in it.
 Reading = tuple[Any, torch.Size, int, Any]
@@ -44,7 +45,8 @@ class Slots:
     def _grow(self, key: BufferKey, size: int) -> tuple[Tensor, ...]:
         device, kind = key
         size = -(-size // _BLOCK) * _BLOCK
-        shape = (size, len(COLUMNS)) if kind in ("full", "full64") else (size,)
+        width = {"full": len(COLUMNS), "full64": len(COLUMNS), "histogram": BINS}.get(kind)
+        shape = (size, width) if width is not None else (size,)
         dtype = torch.float32 if kind in ("norm", "square") else torch.float64
         buffer = torch.zeros(shape, dtype=dtype, device=device)
         old = self.buffers.get(key)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -162,7 +163,7 @@ def from_norm(value: float, numel: int) -> Statistics:
 def from_full(values: Sequence[float], numel: int, *, scaled: bool = False) -> Statistics:
     """Statistics of level ``full`` from a slot's values; ``scaled``: squares were divided by the largest squared."""
     row = dict(zip(COLUMNS, values, strict=True))
-    counts = {name: int(row[name]) for name in COLUMNS if name.endswith("_count")}
+    counts: dict[str, Any] = {name: int(row[name]) for name in COLUMNS if name.endswith("_count")}
     smallest, root = row["min_abs_nonzero"], math.sqrt(row["square_sum"])
     return Statistics(
         level="full",
