@@ -178,7 +178,7 @@ def captured_kernel(name: str, function: types.FunctionType, examples: list[Tens
         torch._dynamo.mark_dynamic(example, 0)  # noqa: SLF001  # documented under this name
     with (
         warnings.catch_warnings(),
-        torch.random.fork_rng(),
+        torch.random.fork_rng(devices=[]),
         torch.no_grad(),
         torch.compiler.set_stance("default"),
         without_torch_function(),

@@ -154,7 +154,7 @@ class Kernels:
         """
         if self.spent < BREAK_EVEN or not self._wanted:
             return
-        if current_backward() >= 0 or under_a_mode() or torch.cuda.is_current_stream_capturing():
+        if current_backward() >= 0 or under_a_mode() or _capturing():
             return
         with self._lock:
             wanted, self._wanted = self._wanted, set()
@@ -164,6 +164,11 @@ class Kernels:
                 except Exception as error:  # noqa: BLE001  # whatever a compiler runs into, plain torch can do it
                     self.failed[key] = f"{type(error).__name__}: {error}".splitlines()[0]
                     _say(self.failed[key])
+
+
+def _capturing() -> bool:
+    used: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return used and torch.cuda.is_current_stream_capturing()
 
 
 def _say(reason: str) -> None:

@@ -49,5 +49,5 @@ def share_below(histogram: Sequence[int], limit: float, extrema: tuple[float, fl
     exact = math.log2(limit) - LOWEST
     split = min(max(math.floor(exact) + 1, 0), BINS - 1)  # the bin that ``limit`` lies in
     least = sum(histogram[:split])
-    on_edge = exact == math.floor(exact) and 1 <= split < BINS
+    on_edge = exact.is_integer() and 0 <= exact <= BINS - 2
     return least / total, (least if on_edge else least + histogram[split]) / total
