@@ -110,7 +110,7 @@ def test_a_kernel_for_any_size() -> None:
         (result,) = kernel(size, torch.ones(size))
         assert result == 2 * size
     with pytest.raises(RuntimeError, match="any size"):
-        torch_private.captured_kernel("nothing", lambda x: x, [torch.ones(8)])
+        torch_private.captured_kernel("nothing", lambda _: None, [torch.ones(8)])
 
 
 @pytest.mark.parametrize("missing", ["queue_callback"])
