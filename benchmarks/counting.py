@@ -39,7 +39,7 @@ class Counts:
 
     Attributes:
         kernels: operators that are not views.
-        bytes_read: of the tensors that they take, each as often as it is taken.
+        bytes_read: of the tensors that they take, each once a kernel: the second look of `dot(x, x)` finds it in the cache.
         allocations: tensors with new memory.
         outliving: of those made inside of a Python hook of the backward pass, that are alive when it returns.
         left: that are alive after the step.
@@ -106,7 +106,9 @@ class _Operators(TorchDispatchMode):
             self.counts.operators[name] += 1
             written = [kwargs.get("out")] if isinstance(kwargs.get("out"), Tensor) else []
             read = [tensor for tensor in given if not any(tensor is out for out in written)]
-            self.counts.bytes_read += sum(tensor.numel() * tensor.element_size() for tensor in read)
+            self.counts.bytes_read += sum(
+                t.numel() * t.element_size() for t in {id(tensor): tensor for tensor in read}.values()
+            )
         self._note(given, result)
         return result
 

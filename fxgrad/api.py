@@ -43,7 +43,7 @@ def gradient_flow(  # noqa: PLR0913  # the public signature of the design
             ``.loss`` gives it; otherwise a seeded random direction of norm 1 over all floating outputs (see
             ``flow.event.loss``).
         capture: front end; ``"auto"`` runs the model once, under ``eager``.
-        statistics: ``"full"`` or ``"norm"``.
+        statistics: ``"full"``, ``"norm"`` or ``"histogram"``.
         sites: ``"node"``, the total gradient of each value; ``"edge"``, also the part that each consumer of a value
             sends back (in ``flow.edges``).
 
@@ -83,7 +83,7 @@ def watch(
     Args:
         model: any module that runs Python; the optimizer, ``state_dict`` and hooks are not touched.
         every: observe every n-th training forward.
-        statistics: ``"norm"`` (one reduction a site) or ``"full"``.
+        statistics: ``"norm"`` (one reduction a site), ``"full"`` or ``"histogram"``.
         sites: ``"node"``, the total gradient of each value; ``"edge"``, also the part that each consumer of a value
             sends back (in ``flow.edges``).
         capture: ``"auto"`` observes the first step under ``eager`` and then runs the symbolic graph where that
@@ -115,7 +115,7 @@ def instrument(
         engine: ``"hook"``, tensor hooks.
         sites: ``"node"``, the total gradient of each value; ``"edge"``, also the part that each consumer of a value
             sends back (in ``flow.edges``).
-        statistics: ``"norm"`` or ``"full"``.
+        statistics: ``"norm"``, ``"full"`` or ``"histogram"``.
         capture: ``"auto"`` checks the graph against the model's own run at the first call, ``"symbolic"`` trusts it.
 
     Returns:
@@ -139,7 +139,7 @@ def instrument(
 def _check_options(capture: str, statistics: str, sites: str) -> None:
     allowed = {
         "capture": (capture, ("auto", "symbolic", "eager")),
-        "statistics": (statistics, ("norm", "full")),
+        "statistics": (statistics, ("norm", "full", "histogram")),
         "sites": (sites, ("node", "edge")),
     }
     for name, (value, values) in allowed.items():

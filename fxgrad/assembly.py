@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from fxgrad.capture.captured import ParameterRef, Plan, Ref, SiteSpec
 from fxgrad.capture.names import dtype_word
+from fxgrad.record.reading import read_statistics
 from fxgrad.record.recorder import Kept
-from fxgrad.record.slots import BufferKey, Reading
-from fxgrad.record.statistics import from_full, from_norm
 from fxgrad.schema import (
     REASONS,
     BlindSpot,
@@ -33,40 +30,6 @@ from fxgrad.schema import (
 #: Stands for the output position of a blind spot that is no output: what happens inside of an external node.
 INSIDE = "(inside)"
 _CUTS = frozenset({"detach", "detach_", "data"})
-
-
-def read_statistics(*parts: Kept | None) -> list[list[Statistics | None]]:
-    """Statistics by site number, for each part: one copy to the host per device."""
-    rows = _on_host([part for part in parts if part is not None])
-    return [
-        []
-        if part is None
-        else [
-            None
-            if reading is None or number in part.failures
-            else _statistics(rows[id(part), reading[0]][number], reading)
-            for number, reading in enumerate(part.readings)
-        ]
-        for part in parts
-    ]
-
-
-def _on_host(parts: list[Kept]) -> dict[tuple[int, BufferKey], Any]:
-    """The slots of all parts as nested lists; those of one device travel together."""
-    buffers = [(id(part), key, buffer) for part in parts for key, buffer in part.buffers.items()]
-    rows: dict[tuple[int, BufferKey], Any] = {}
-    for device in {key[0] for _, key, _ in buffers}:
-        here = [(owner, key, buffer) for owner, key, buffer in buffers if key[0] == device]
-        joined = torch.cat([buffer.reshape(-1).to(torch.float64) for _, _, buffer in here]).to("cpu")
-        start = 0
-        for owner, key, buffer in here:
-            rows[owner, key] = joined[start : start + buffer.numel()].reshape(buffer.shape).tolist()
-            start += buffer.numel()
-    return rows
-
-
-def _statistics(value: Any, reading: Reading) -> Statistics:
-    return from_full(value) if reading[0][1] == "full" else from_norm(value, math.prod(reading[1]))
 
 
 def assemble(kept: Kept, loss: str, level: Level) -> GradientFlow:
@@ -115,29 +78,16 @@ class _Sites:
     def statistics(self, number: int) -> Statistics | None:
         """Statistics of a site; None for one whose hook saw a part only."""
         if number in self.source:
-            behind = self.source[number]
-            return None if behind is None else self.statistics(behind)
+            return self.statistics(self.source[number])
         if number in self.recording.untold or self._lost(number):
             return None
         return self.found[number] if number < len(self.found) else None
 
-    def _behind(self, site: int) -> int | None:
-        """The site with a probe whose gradient holds the same numbers as that of ``site``; None where it does not."""
-        steps, left, start = self.planned.steps, self.planned.left, site
+    def _behind(self, site: int) -> int:
+        """The site with a probe whose gradient holds the same numbers as that of ``site``."""
+        steps = self.planned.steps
         while site in steps:
-            step, value = steps[site], left.get(site)
-            if value is None:
-                return None
-            if step.same_shape and tuple(self.recording.shapes[step.site]) != tuple(value.shape):
-                self.failures[start] = "it was given no probe of its own, and then its shape was no longer the result's"
-                return None
-            site = step.site
-            reading = self.kept.readings[site] if site < len(self.kept.readings) else None
-            if site in steps or reading is None:
-                continue
-            if math.prod(reading[1]) != math.prod(value.shape) or reading[2] != value.dtype:
-                self.failures[start] = "it was given no probe of its own, and then the result had other numbers"
-                return None
+            site = steps[site].site
         return site
 
     def _lost(self, number: int) -> bool:
@@ -229,9 +179,8 @@ class _Sites:
             return "changed_through_view", ""
         if site in self.failures:
             return "statistic_failed", self.failures[site]
-        behind = self.source.get(site)
-        if behind is not None and behind in self.failures:
-            return "statistic_failed", self.failures[behind]
+        if self.source.get(site) in self.failures:
+            return "statistic_failed", self.failures[self.source[site]]
         if site not in self.recording.not_required:
             cut = self._cut_below(ref)
             if cut is not None:

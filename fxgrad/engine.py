@@ -22,7 +22,7 @@ from fxgrad.choice import Chooser, Symbolic
 from fxgrad.errors import NoFlowError
 from fxgrad.instrumentation.edges import EdgeNotes, hook_edges
 from fxgrad.instrumentation.plan import ProbePlan, plan_probes
-from fxgrad.instrumentation.probe import ParameterHook, SiteHook, current, put
+from fxgrad.instrumentation.probe import current, put
 from fxgrad.instrumentation.recording import Recording
 from fxgrad.record.recorder import Kept, Recorder
 from fxgrad.schema import GradientFlow, Level, SiteKind, Statistics
@@ -47,7 +47,8 @@ class ParameterHooks:
         for names, parameter in parameters:
             number = self._numbers.setdefault(id(parameter), len(self._numbers))
             if parameter.requires_grad and id(parameter) not in self._hooked:
-                handle = parameter.register_hook(ParameterHook(self._sink, number))  # type: ignore[no-untyped-call]
+                hook = self._sink.hook(self._sink.parameters, number)
+                handle = parameter.register_hook(hook)  # type: ignore[no-untyped-call]
                 self._hooked[id(parameter)] = (parameter, handle)
             listed.append((number, names, parameter))
         self._sink.parameters.expected = len(self._numbers)
@@ -257,9 +258,9 @@ class _First:
     """The hooks of a call whose plan is not known before it has returned; those that were not needed are silenced."""
 
     def __init__(self, plans: bool) -> None:  # noqa: FBT001  # an internal switch
-        self._hooks: dict[int, SiteHook] | None = {} if plans else None
+        self._hooks: dict[int, Any] | None = {} if plans else None
 
-    def put(self, recording: Recording, value: Tensor, site: int) -> SiteHook:
+    def put(self, recording: Recording, value: Tensor, site: int) -> Any:
         """As ``probe.put``."""
         hook = put(recording, value, site)
         if self._hooks is not None:

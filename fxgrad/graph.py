@@ -17,7 +17,7 @@ from fxgrad.errors import SiteNotFoundError
 from fxgrad.schema import BlindSpot, Edge, GradientFlow, ModuleCall, ModuleFlow, Node, Reason, Site, Statistics
 
 _NODE_FIELDS = ("name", "op", "target", "module_path", "module_type", "call_index", "source")
-_STATISTICS = ("rms", *(f.name for f in fields(Statistics)))
+_STATISTICS = ("rms", *(f.name for f in fields(Statistics) if f.name != "exponent_histogram"))  # no plain attribute
 _Plain = dict[str, str | int | float | bool]
 
 

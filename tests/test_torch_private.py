@@ -7,6 +7,7 @@ import weakref
 import pytest
 import torch
 from torch import nn
+from torch._subclasses import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
 from fxgrad import torch_private
@@ -93,6 +94,25 @@ def test_the_original_inside_of_a_compiled_module() -> None:
     model = nn.Linear(2, 2)
     assert torch_private.compiled_original(torch.compile(model, backend="eager")) is model
     assert torch_private.compiled_original(model) is None
+
+
+def test_a_mode_is_seen() -> None:
+    assert not torch_private.under_a_mode()
+    with FakeTensorMode():
+        assert torch_private.under_a_mode()
+
+
+def test_a_kernel_for_any_size() -> None:
+    def double_sum(x: torch.Tensor) -> torch.Tensor:
+        return (x * 2).sum()
+
+    kernel = torch_private.captured_kernel("double_sum", double_sum, [torch.ones(8)])
+    torch._dynamo.reset()  # the kernel is called without dynamo
+    for size in (1, 7, 100):
+        (result,) = kernel(size, torch.ones(size))
+        assert result == 2 * size
+    with pytest.raises(RuntimeError, match="any size"):
+        torch_private.captured_kernel("nothing", lambda _: None, [torch.ones(8)])
 
 
 @pytest.mark.parametrize("missing", ["queue_callback"])

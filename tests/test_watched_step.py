@@ -172,7 +172,7 @@ def test_a_gradient_that_cannot_be_reduced_is_named(monkeypatch: pytest.MonkeyPa
         message = "no such kernel"
         raise RuntimeError(message)
 
-    monkeypatch.setattr("fxgrad.record.recorder.write_full", broken)
+    monkeypatch.setattr("fxgrad.record.staging.Page.put", broken)
     with fxgrad.watch(model, statistics="full") as watch:
         train(model, 1)
     spots = {spot.key: spot for spot in watch.flow().blind_spots}

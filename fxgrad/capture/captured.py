@@ -48,6 +48,7 @@ class Output:
     device: torch.device
     differentiable: bool
     requires_grad: bool
+    strided: bool = True
 
 
 @dataclass(slots=True, eq=False)
@@ -188,6 +189,7 @@ class Plan:
         calls = {call for _, call, _ in self.fan_out}
         around = {ref for number in calls for _, ref in self.calls[number].uses()}
         around |= {Ref(number, output.position) for number in calls for output in self.calls[number].outputs}
+        around |= {base for ref in tuple(around) if ref.call >= 0 for base in self.calls[ref.call].bases if base}
         return frozenset(number for ref, number in self.site_numbers.items() if ref in around)
 
     @cached_property
@@ -264,7 +266,8 @@ def describe_output(position: str, tensor: Tensor) -> Output:
     """The facts of one tensor.  To be called where torch functions are not intercepted."""
     differentiable = tensor.is_floating_point() or tensor.is_complex()
     shape = tuple(tensor.shape) if not tensor.is_nested else ()
-    return Output(position, shape, tensor.dtype, tensor.device, differentiable, tensor.requires_grad)
+    strided = tensor.layout is torch.strided and not tensor.is_nested
+    return Output(position, shape, tensor.dtype, tensor.device, differentiable, tensor.requires_grad, strided)
 
 
 def _fx_graph(calls: list[Call]) -> tuple[fx.Graph, list[fx.Node]]:

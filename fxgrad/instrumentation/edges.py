@@ -65,7 +65,7 @@ class EdgeHook:
         gradient = passed[self.position]
         if gradient is not None:
             recording = self.recording
-            recording.sink.observe(recording, self.index, gradient, escalate=self.index in recording.escalated)
+            recording.sink.observe(recording, self.index, gradient)
 
 
 class PartsHook:
@@ -95,7 +95,7 @@ class PartsHook:
             total = self.pieces[0] if len(self.pieces) == 1 else torch.stack(self.pieces).sum(0)
         self.pieces = []
         recording = self.recording
-        recording.sink.observe(recording, self.index, total, escalate=self.index in recording.escalated)
+        recording.sink.observe(recording, self.index, total)
 
     def at(self, position: int) -> Any:
         """The hook of one node."""
@@ -218,10 +218,26 @@ class _Search:
             site = self.sites.get(ref)
             if site is None or site in self.recording.not_required:
                 continue
-            if site not in self.at or self._lost(ref):
+            place = self._place_of_base(ref) if self._lost(ref) else self.at.get(site)
+            if place is None:
                 return None
-            borders.add(self.at[site][0])
+            borders.add(place[0])
         return borders
+
+    def _place_of_base(self, ref: Any) -> Place | None:
+        """Of a view that a call changes in place: where its base is, whose node takes its place in the graph.
+
+        None where the base is not known or is changed by more calls than one, whose parts would be taken together.
+        """
+        base = self._base(ref)
+        family = (r for call in self.plan.calls for r in call.changed)
+        if base is None or sum(base in (r, self._base(r)) for r in family) != 1:
+            return None
+        return self._of(base)
+
+    def _base(self, ref: Any) -> Any:
+        call = self.plan.calls[ref[0]]
+        return next((b for out, b in zip(call.outputs, call.bases, strict=False) if out.position == ref[1]), None)
 
 
 def _edges_to(outputs: Sequence[Place], target: Place, borders: set[Node]) -> list[Piece] | None:

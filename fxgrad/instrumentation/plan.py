@@ -50,15 +50,13 @@ class ProbePlan:
 
     Attributes:
         steps: of each site that needs no probe, the step to the site behind it.
-        same_object: for the site of a result, the sites whose step holds only while the result is their very tensor.
-        behind: sites that a step leads to.
+        before: by the site that steps lead to, the sites that they start at.
         through: numbers of the calls that a step goes through.
         leaves: paths of the leaf modules next to a step, whose hooks would lie between its two sites.
     """
 
     steps: Mapping[int, Step]
-    same_object: Mapping[int, tuple[int, ...]]
-    behind: frozenset[int]
+    before: Mapping[int, tuple[int, ...]]
     through: frozenset[int]
     leaves: tuple[str, ...]
 
@@ -66,17 +64,16 @@ class ProbePlan:
 def plan_probes(plan: Any) -> ProbePlan:
     """Which sites of ``plan`` (a ``capture.captured.Plan``) need no probe of their own, and while what holds."""
     steps = {} if plan.hidden else _Planner(plan).steps()
-    same_object: dict[int, tuple[int, ...]] = {}
+    before: dict[int, tuple[int, ...]] = {}
     for number, step in steps.items():
-        if step.same_object:
-            same_object[step.site] = (*same_object.get(step.site, ()), number)
+        before[step.site] = (*before.get(step.site, ()), number)
     through = frozenset(plan.sites[step.site].call for step in steps.values())
     calls = through | {plan.sites[number].call for number in steps}
     near = [
         call for n, call in enumerate(plan.calls) if n in calls or any(ref.call in through for _, ref in call.uses())
     ]
     leaves = tuple(dict.fromkeys(call.target for call in near if call.op == "call_module"))
-    return ProbePlan(steps, same_object, frozenset(step.site for step in steps.values()), through, leaves)
+    return ProbePlan(steps, before, through, leaves)
 
 
 class _Planner:
@@ -119,7 +116,9 @@ class _Planner:
         return Step(behind, same_shape=True, same_object=False) if self._adds(call, value, result) else None
 
     def _free(self, at: int, value: Any) -> bool:
-        return value.requires_grad and (at, value.position) not in self.excluded and not self.calls[at].hooked
+        if not (value.requires_grad and value.strided):
+            return False
+        return (at, value.position) not in self.excluded and not self.calls[at].hooked
 
     def _only_name(self, at: int, value: Any) -> bool:
         """Whether the very tensor is used under no earlier name: a hook sees what all uses of the tensor send back."""

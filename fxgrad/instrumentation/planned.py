@@ -12,7 +12,7 @@ from torch import Tensor
 from fxgrad.instrumentation.plan import ProbePlan, Step
 from fxgrad.torch_private import held_by_python, version_of
 
-NO_PLAN = ProbePlan({}, {}, frozenset(), frozenset(), ())
+NO_PLAN = ProbePlan({}, {}, frozenset(), ())
 
 
 class _Left(NamedTuple):
@@ -22,6 +22,12 @@ class _Left(NamedTuple):
     version: int
     shape: torch.Size
     dtype: torch.dtype
+
+
+def _holds(step: Step, left: _Left, result: Tensor) -> bool:
+    if left.dtype != result.dtype or (step.same_object and left.tensor() is not result):
+        return False
+    return left.shape == result.shape or (not step.same_shape and left.shape.numel() == result.numel())
 
 
 class Planned:
@@ -53,14 +59,15 @@ class Planned:
         self.left[site] = _Left(weakref.ref(value), version_of(value), value.shape, value.dtype)
 
     def returned(self, site: int, value: Tensor) -> None:
-        """The result of a step is there: the values that should be this very tensor are looked at."""
-        if site not in self.plan.behind:
+        """The result of a step is there: the values before it are looked at once more."""
+        sites = self.plan.before.get(site)
+        if sites is None:
             return
         self._behind[site] = weakref.ref(value)
-        for before in self.plan.same_object.get(site, ()):
+        for before in sites:
             left = self.left.get(before)
-            if left is not None and left.tensor() is not value:
-                self._give_up(before, "the call behind it no longer returns the tensor that it takes")
+            if left is not None and not _holds(self.steps[before], left, value):
+                self._give_up(before, "the call behind it returned something else than planned")
 
     def differs(self, first: int) -> None:
         """The call goes another way from site ``first`` on; what was used up before was used as planned."""

@@ -16,48 +16,12 @@ if TYPE_CHECKING:
     from fxgrad.instrumentation.recording import Recording
 
 
-class SiteHook:
-    """The tensor hook of one site.  Observes, returns None, keeps nothing."""
-
-    __slots__ = ("index", "recording")
-    __torch_unserializable__ = True  # torch.save of a watched model's output: no warning about our hook
-
-    def __init__(self, recording: Recording, index: int) -> None:
-        self.recording = recording
-        self.index = index
-
-    def __call__(self, gradient: Tensor | None) -> None:
-        """Hand the gradient to the sink."""
-        # Below 0: put on before its site was known, and it never became known, or found not to be needed.
-        # None: an output that nothing uses, of a node whose other outputs are used.
-        if self.index < 0 or gradient is None:
-            return
-        recording = self.recording
-        recording.sink.observe(recording, self.index, gradient, escalate=self.index in recording.escalated)
-
-
-class ParameterHook:
-    """The tensor hook of one parameter; sees what this backward contributes, before it is added to ``.grad``."""
-
-    __slots__ = ("index", "sink")
-    __torch_unserializable__ = True
-
-    def __init__(self, sink: Any, index: int) -> None:
-        self.sink = sink
-        self.index = index
-
-    def __call__(self, gradient: Tensor) -> None:
-        """Hand the gradient to the sink."""
-        if self.sink.on:
-            self.sink.observe(self.sink.parameters, self.index, gradient, escalate=self.index in self.sink.escalated)
-
-
-def put(recording: Recording, value: Tensor, index: int) -> SiteHook:
+def put(recording: Recording, value: Tensor, index: int) -> Any:
     """Put the hook of site ``index`` on ``value``, which requires grad.
 
     The hook of a leaf tensor would outlive the graph, so the recording takes it off again.
     """
-    hook = SiteHook(recording, index)
+    hook = recording.sink.hook(recording, index)
     handle: RemovableHandle = value.register_hook(hook)  # type: ignore[no-untyped-call]
     if value.is_leaf:
         recording.leaf_handles.append(handle)

@@ -10,7 +10,7 @@ from torch import Tensor
 from fxgrad.instrumentation.edges import EdgeNotes
 from fxgrad.instrumentation.plan import ProbePlan
 from fxgrad.instrumentation.planned import NO_PLAN, Planned
-from fxgrad.instrumentation.probe import SiteHook, put
+from fxgrad.instrumentation.probe import put
 from fxgrad.structure import tensors_in
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ class Recording:
         if self.planned.active:
             self.planned.returned(site, value)
 
-    def retire(self, probes: ProbePlan, hooks: Mapping[int, SiteHook]) -> None:
+    def retire(self, probes: ProbePlan, hooks: Mapping[int, Any]) -> None:
         """Silence the hooks that a call put on before its plan was known, where a step leads to another site."""
         for site in probes.steps:
             hooks[site].index = -1

@@ -8,14 +8,19 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
 
+from fxgrad.record.histogram import write_histogram
+from fxgrad.record.hooks import FullHook, Hook, norm_of_float32, norm_of_half, write_fast
+from fxgrad.record.kernels import kernels
 from fxgrad.record.slots import BufferKey, Kind, Reading, Slots
-from fxgrad.record.statistics import accumulator, dense, write_full, write_norm
+from fxgrad.record.staging import LARGEST, STAGED, Batch, Page
+from fxgrad.record.statistics import ZERO_COUNT, accumulator, dense, dottable, scaled, write_norm, write_square
 from fxgrad.torch_private import at_end_of_backward, current_backward, functorch_active
 
 if TYPE_CHECKING:
@@ -28,11 +33,13 @@ class Owner(Protocol):
     """Whose sites are observed: a recording, or the parameters.
 
     ``task`` and ``part`` are the recorder's: the backward pass that is running through the owner, and its part.
+    ``escalated`` are the sites to be measured at ``full``.
     """
 
     task: int | None
     part: Any
     expected: int
+    escalated: Any
 
 
 class Parameters:
@@ -42,21 +49,27 @@ class Parameters:
         self.task: int | None = None
         self.part: Part | None = None
         self.expected = 0
+        self.escalated: set[int] = set()
 
 
 @dataclass(slots=True, eq=False)
 class Part:
     """What one backward event wrote of one owner.
 
-    ``fast`` are the slots that most gradients go to: those of float32 gradients on the device of the first one.
+    ``fast`` has the slots of sites whose gradient has yet to come and is expected to be of the usual kind, which a
+    hook may fill by itself; it ends with a None, for the number -1 of a hook without a site.  What a hook wrote has
+    the gradient's shape as its reading.  ``put`` stages a small gradient
+    at level ``full``.  ``sources`` are the buffers that the readings are in, besides the batches of the event.
     """
 
     event: BackwardEvent
     slots: Slots
     readings: list[Reading | None]
     failures: dict[int, str] = field(default_factory=dict)
-    key: BufferKey | None = None
-    fast: tuple[Tensor, ...] = ()
+    fast: list[Tensor | None] = field(default_factory=list)
+    norm: Callable[..., Tensor] = norm_of_float32
+    put: Callable[[Tensor], Reading | None] | None = None
+    sources: set[BufferKey] = field(default_factory=set)
 
 
 @dataclass(slots=True, eq=False)
@@ -66,6 +79,7 @@ class BackwardEvent:
     number: int
     thread: int
     parts: dict[Any, Part] = field(default_factory=dict)
+    pages: dict[torch.dtype, Page] = field(default_factory=dict)
     certain_end: bool = False
 
 
@@ -75,10 +89,19 @@ class Kept:
 
     recording: Any
     event: int
-    buffers: dict[BufferKey, Tensor]
+    buffers: dict[BufferKey | Batch, Tensor]
     readings: list[Reading | None]
     failures: dict[int, str]
+    usual: BufferKey | None
     parameters: Kept | None = None
+
+    def settle(self) -> None:
+        """Bring all readings into one form, and say which batches failed.  May be called twice."""
+        for index, reading in enumerate(self.readings):
+            if isinstance(reading, torch.Size):  # a hook's own
+                self.readings[index] = (self.usual, reading, reading.numel(), index)
+            elif reading is not None and isinstance(reading[0], Batch) and reading[0].result is None:
+                self.failures[index] = reading[0].error or "the batch that it was in was never reduced"
 
 
 class Recorder:
@@ -91,56 +114,95 @@ class Recorder:
         self.level: Level = level
         self.history: deque[Kept] = deque(maxlen=HISTORY)
         self.parameters = Parameters()
-        self.escalated: set[int] = set()  # parameters to be measured at full
+        self.escalated = self.parameters.escalated  # parameters to be measured at full
         self.on = True
-        self._norm_only = level == "norm"
         self._lock = threading.RLock()
         self._open: dict[int, BackwardEvent] = {}
         self._count = 0
-        self._free: list[Slots] = []
+        self._free: dict[bool, list[Slots]] = {True: [], False: []}  # the parameters' and the recordings'
+        self._pages: dict[torch.dtype, list[Page]] = {}
 
-    def observe(self, owner: Owner, index: int, gradient: Tensor, *, escalate: bool) -> None:
+    def hook(self, owner: Owner, index: int) -> Hook:
+        """A tensor hook for site ``index`` of ``owner``."""
+        return (FullHook if self.level == "full" else Hook)(self.observe, owner, index)
+
+    def observe(self, owner: Owner, index: int, gradient: Tensor) -> None:
         """Write the statistics of ``gradient`` into the slot of site ``index`` of ``owner``.
 
-        Never raises: a statistic that cannot be computed is noted with its reason.  This runs once per site and
-        step, so that the usual case (a dense float32 gradient, no differentiation of the backward) comes first.
+        Never raises: a statistic that cannot be computed is noted with its reason.
         """
+        if owner is self.parameters and not self.on:
+            return
         part: Part
-        if owner.task == current_backward() and index < len(owner.part.readings) and not owner.part.readings[index]:
+        if owner.task == current_backward() and index < len(owner.part.readings) and owner.part.readings[index] is None:
             part = owner.part
         else:
             part = self._part(owner, index)
+            if part.fast and write_fast(part, index, gradient):
+                return
         try:
-            usual = self._norm_only and not escalate and gradient.dtype is torch.float32 and not torch.is_grad_enabled()
-            if usual and index < len(part.fast) and gradient.layout is torch.strided and not functorch_active():
-                key = part.key
-                if key is not None and gradient.device == key[0]:
-                    torch.linalg.vector_norm(gradient, out=part.fast[index])
-                    part.readings[index] = (key, gradient.shape, torch.float32)
-                    return
-            part.readings[index] = self._write(part, owner, index, gradient, escalate=escalate)
+            reading = part.readings[index] = self._write(part, owner, index, gradient)
+            if not isinstance(reading[0], Batch):
+                part.sources.add(reading[0])
         except Exception as error:  # noqa: BLE001  # the user's backward must go on, whatever the gradient is
             part.failures[index] = f"{type(error).__name__}: {error}".splitlines()[0]
 
-    def _write(self, part: Part, owner: Owner, index: int, gradient: Tensor, *, escalate: bool) -> Reading:
+    def _write(self, part: Part, owner: Owner, index: int, gradient: Tensor) -> Reading:
         if functorch_active():
             message = "a torch.func transform is running, whose gradients have no storage to reduce"
             raise NotImplementedError(message)
+        quick = not torch.is_grad_enabled()
         with torch.no_grad():
+            if self.level == "histogram":
+                self._write_histogram(part, owner, index, gradient)
+            if self.level != "norm" or index in owner.escalated:
+                return self._write_full(part, owner, index, gradient, quick=quick)
             values = gradient if gradient.layout is torch.strided else dense(gradient)
-            kind: Kind
-            if self.level == "full" or escalate:
-                kind = "full"
-            else:
-                kind = "norm" if accumulator(values.dtype) is torch.float32 else "norm64"
-            slots = part.slots.views(values.device, kind, max(index + 1, owner.expected))
-            if kind == "full":
-                write_full(values, slots[index], gradient.numel() - values.numel())
+            kind: Kind = "norm" if accumulator(values.dtype) is torch.float32 else "norm64"
+            if kind == "norm" and dottable(values):
+                kind = "square"
+            key = (values.device, kind)
+            slots = part.slots.views(key, max(index + 1, owner.expected))
+            if kind == "square":
+                write_square(values, slots[index])
             else:
                 write_norm(values, slots[index])
-                if kind == "norm" and part.key in (None, (values.device, kind)):
-                    part.key, part.fast = (values.device, kind), slots
-        return ((values.device, kind), gradient.shape, gradient.dtype)
+            part.slots.learn(index, key, values.dtype if values is gradient else None)
+        return key, gradient.shape, gradient.numel(), index
+
+    def _write_full(self, part: Part, owner: Owner, index: int, gradient: Tensor, *, quick: bool) -> Reading:
+        if (
+            gradient.dtype in STAGED
+            and gradient.numel() <= LARGEST
+            and gradient.device.type == "cpu"
+            and gradient.layout is torch.strided
+            and type(gradient) is Tensor
+        ):
+            return self._page(part, gradient.dtype, quick=quick).put(gradient)
+        values = gradient if gradient.layout is torch.strided else dense(gradient)
+        key: BufferKey = (values.device, "full64" if scaled(values.dtype) else "full")
+        slot = part.slots.views(key, max(index + 1, owner.expected))[index]
+        slot.copy_(kernels.whole(values))
+        if values is not gradient:  # what is not stored is zero
+            slot[ZERO_COUNT] += gradient.numel() - values.numel()
+        return key, gradient.shape, gradient.numel(), index
+
+    @staticmethod
+    def _write_histogram(part: Part, owner: Owner, index: int, gradient: Tensor) -> None:
+        values = gradient if gradient.layout is torch.strided else dense(gradient)
+        key: BufferKey = (values.device, "histogram")
+        write_histogram(values, part.slots.views(key, max(index + 1, owner.expected))[index])
+        part.sources.add(key)
+
+    def _page(self, part: Part, dtype: torch.dtype, *, quick: bool) -> Page:
+        event = part.event
+        page = event.pages.get(dtype)
+        if page is None:
+            free = self._pages.setdefault(dtype, [])
+            page = event.pages[dtype] = free.pop() if free else Page(dtype, kernels.rows)
+            page.begin()
+        part.put = page.put_known if quick else None
+        return page
 
     # ---- events ----------------------------------------------------------------------------------------------
 
@@ -155,11 +217,25 @@ class Recorder:
                 event, part = self._event(), None
         with self._lock:
             if part is None:
-                part = event.parts[owner] = Part(event, self._free.pop() if self._free else Slots(), [])
+                free = self._free[owner is self.parameters]
+                part = event.parts[owner] = Part(event, free.pop() if free else Slots(), [])
             missing = max(index + 1, owner.expected) - len(part.readings)
             part.readings.extend([None] * missing)
             owner.task, owner.part = current_backward(), part
+            self._quicken(part, owner)
         return part
+
+    def _quicken(self, part: Part, owner: Owner) -> None:
+        """Let hooks write by themselves what is expected to be of the usual kind, where that is right in this pass."""
+        usual, part.put = part.slots.usual, None
+        if self.level != "norm" or usual is None or torch.is_grad_enabled() or functorch_active():
+            part.fast = []
+            return
+        part.norm = norm_of_float32 if part.slots.usual_dtype is torch.float32 else norm_of_half
+        part.fast = part.slots.expected(usual, len(part.readings), owner.escalated)
+        if part.sources:  # the part has been written to by a backward pass around this one, or inside of it
+            part.fast = [slot if not read else None for slot, read in zip(part.fast, [*part.readings, 0], strict=True)]
+        part.sources.add(usual)
 
     def _event(self) -> BackwardEvent:
         """The event of the backward pass that is running now; a backward inside of a backward belongs to it."""
@@ -178,6 +254,7 @@ class Recorder:
 
     def settle(self) -> None:
         """End the events of this thread whose end torch did not announce.  Called before a forward and a read."""
+        kernels.prepare()
         if not self._open:
             return
         thread = threading.get_ident()
@@ -191,16 +268,22 @@ class Recorder:
                 del self._open[task]
             if not tasks:
                 return
+            for page in event.pages.values():
+                page.flush()
+            batches = [batch for page in event.pages.values() for batch in page.batches]
             own = event.parts.pop(self.parameters, None)
-            parameters = None if own is None else self._keep(self.parameters, own)
+            parameters = None if own is None else self._keep(self.parameters, own, batches)
             for owner, part in sorted(event.parts.items(), key=lambda item: item[0].number):
-                kept = self._keep(owner, part)
+                kept = self._keep(owner, part, batches)
                 kept.parameters = parameters
                 self.history.append(kept)
+            for dtype, page in event.pages.items():
+                self._pages[dtype].append(page)
 
-    def _keep(self, owner: Owner, part: Part) -> Kept:
+    def _keep(self, owner: Owner, part: Part, batches: list[Batch]) -> Kept:
         owner.task = owner.part = None
-        used = {reading[0] for reading in part.readings if reading is not None}
-        buffers = {key: part.slots.buffers[key].clone() for key in used}
-        self._free.append(part.slots)
-        return Kept(owner, part.event.number, buffers, part.readings, part.failures)
+        slots = part.slots
+        buffers: dict[BufferKey | Batch, Tensor] = {source: slots.buffers[source].clone() for source in part.sources}
+        buffers.update({batch: batch.result for batch in batches if batch.result is not None})
+        self._free[owner is self.parameters].append(slots)
+        return Kept(owner, part.event.number, buffers, part.readings, part.failures, slots.usual)

@@ -195,6 +195,6 @@ def _all_statistics(statistics: Statistics | None) -> str:
     words = [f"rms {number(statistics.rms)}"]
     for entry in fields(statistics):
         value = getattr(statistics, entry.name)
-        if value is not None:
+        if value is not None and not isinstance(value, tuple):
             words.append(f"{entry.name} {number(value) if isinstance(value, float) else value}")
     return ", ".join(words)

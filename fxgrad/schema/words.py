@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
-Level = Literal["norm", "full"]
+Level = Literal["norm", "full", "histogram"]
 SiteKind = Literal["node", "edge"]
 NormWord = Literal["l2_norm", "rms", "max_abs"]
 FrontEnd = Literal["symbolic", "eager"]

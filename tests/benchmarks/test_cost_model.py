@@ -23,7 +23,7 @@ from tests.benchmarks.steps import residual
 
 #: Kernels of a step that belong to no gradient: the finished slots of sites and of parameters are copied once each.
 COPIES = 2
-#: Kernels for the twelve scalars of one gradient in plain torch, at most.
+#: Kernels for the twelve scalars of a batch of gradients in plain torch, at most.
 FULL_KERNELS = 53
 
 
@@ -95,9 +95,10 @@ def test_the_budget_of_norm_on_resnet18() -> None:
     found = priced(resnet18(), statistics="norm")
     extra = found.cost.extra
     assert len(found.flow.sites) == 70
-    assert extra.kernels == found.reads + COPIES
+    copies = COPIES + 1  # the large gradients of parameters have their sums of squares in slots of their own
+    assert extra.kernels == found.reads + copies
     assert extra.bytes_read == gradient_bytes(found.flow) + extra.left_bytes
-    assert extra.outliving == extra.left == extra.allocations == COPIES
+    assert extra.outliving == extra.left == extra.allocations == copies
     assert (found.cost.step_reads, found.cost.flow_reads) == (0, 1)
 
 
@@ -105,8 +106,8 @@ def test_the_budget_of_norm_on_resnet18() -> None:
 def test_no_allocation_outlives_its_hook_and_a_step_leaves_its_slots_only(built: Built, statistics: str) -> None:
     """What outlives is made when the backward pass has ended, and is all that is left after the step."""
     found = priced(built, statistics=statistics)
-    assert found.cost.extra.outliving == found.cost.extra.left == COPIES
-    assert found.cost.extra.operators["clone"] == COPIES
+    left = COPIES if statistics == "norm" else 1  # at full, small gradients are reduced together, into one result
+    assert found.cost.extra.outliving == found.cost.extra.left == left
     entries = 1 if statistics == "norm" else 12 * 2  # float32, or twelve of float64
     most = 4 * entries * (len(found.flow.sites) + len(found.flow.parameters) + 2 * 64)
     assert found.cost.extra.left_bytes <= most
@@ -123,9 +124,9 @@ def test_a_step_waits_for_nothing_and_a_read_is_one_copy(built: Built, statistic
     assert found.flow_reads == 1
 
 
-def test_full_stays_within_its_kernels() -> None:
+def test_full_stages_small_gradients_and_reduces_them_at_once() -> None:
     found = priced(residual(), statistics="full")
-    assert found.cost.extra.kernels <= FULL_KERNELS * found.reads + COPIES
+    assert found.cost.extra.kernels <= found.reads + FULL_KERNELS
 
 
 @pytest.mark.parametrize("statistics", ["norm", "full"])
@@ -133,7 +134,6 @@ def test_a_paused_step_is_the_plain_step(built: Built, statistics: str) -> None:
     assert cost(partial(Paused, statistics=statistics), built).extra == Counts()
 
 
-@pytest.mark.xfail(reason="hooks stay on the parameters between the steps that are observed", strict=True)
 def test_a_step_between_observed_ones_is_the_plain_step() -> None:
     plain, watched = Runner(residual()), Watched(residual(), statistics="norm", every=3)
     for runner in (plain, watched):

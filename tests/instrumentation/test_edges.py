@@ -204,12 +204,25 @@ class Collected:
         self.seen: dict[int, Tensor] = {}
         observe = watch.engine.recorder.observe
 
-        def keep(owner: Any, index: int, gradient: Tensor, *, escalate: bool) -> None:
+        def keep(owner: Any, index: int, gradient: Tensor) -> None:
             if owner is not watch.engine.recorder.parameters:
                 self.seen[index] = gradient.detach().clone()
-            observe(owner, index, gradient, escalate=escalate)
+            observe(owner, index, gradient)
+
+        class Plain:
+            """A hook that leaves everything to ``keep``, as a hook of a gradient of an unusual kind does."""
+
+            __torch_unserializable__ = True
+
+            def __init__(self, owner: Any, index: int) -> None:
+                self.owner, self.index = owner, index
+
+            def __call__(self, gradient: Tensor | None) -> None:
+                if self.index >= 0 and gradient is not None:
+                    keep(self.owner, self.index, gradient)
 
         watch.engine.recorder.observe = keep
+        watch.engine.recorder.hook = Plain
 
     def check(self) -> int:
         """Compare the sum of the parts with the whole where all parts are there; how often."""
@@ -270,3 +283,36 @@ def test_parts_add_up_and_nothing_changes_on_random_models(start: int) -> None:
             if watch.history:
                 compared += collected.check()
     assert compared > 10
+
+
+class SkipIntoAView(nn.Module):
+    """As GhostNet: what is added to in place is a view."""
+
+    def __init__(self, *, twice: bool) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 6)
+        self.twice = twice
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.fc(x)[:, :4].tanh()
+        wide = torch.cat([h.exp(), h.sin()], dim=1)
+        view = wide[:, 1:5]
+        view += h
+        if self.twice:
+            other = wide[:, 2:6]
+            other += h
+            return other.square()
+        return view.square()
+
+
+@pytest.mark.parametrize("twice", [False, True])
+def test_a_skip_that_is_added_into_a_view(twice: bool) -> None:
+    torch.manual_seed(0)
+    model, x = SkipIntoAView(twice=twice), torch.randn(3, 4)
+    with fxgrad.watch(model, sites="edge", capture="eager") as watch:
+        collected = Collected(watch)
+        model(x).sum().backward()
+        flow = watch.flow()
+    skip = parts(flow, "/tanh")["/add_", "args[1]"]
+    assert skip.measured != twice  # two calls change the memory, and the second holds the first's autograd node
+    assert collected.check() or twice

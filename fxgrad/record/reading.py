@@ -1,0 +1,75 @@
+"""What was kept of an event, on the host: the one copy from each device happens here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from fxgrad.record.recorder import Kept
+from fxgrad.record.slots import Reading
+from fxgrad.record.staging import WIDTH, Batch
+from fxgrad.record.statistics import ZERO_COUNT, from_full, from_norm, merged_rows
+from fxgrad.schema import Statistics
+
+_Rows = dict[tuple[int, Any], Any]
+
+
+def _place(part: Kept, key: Any) -> tuple[int, Any]:
+    return (0 if isinstance(key, Batch) else id(part)), key
+
+
+def read_statistics(*parts: Kept | None) -> list[list[Statistics | None]]:
+    """Statistics by site number, for each part: one copy to the host per device."""
+    kept = [part for part in parts if part is not None]
+    for part in kept:
+        part.settle()
+    rows = _on_host(kept)
+    return [[] if part is None else _read(part, rows) for part in parts]
+
+
+def _read(part: Kept, rows: _Rows) -> list[Statistics | None]:
+    return [
+        None if reading is None or number in part.failures else _complete(part, rows, number, reading)
+        for number, reading in enumerate(part.readings)
+    ]
+
+
+def _complete(part: Kept, rows: _Rows, number: int, reading: Reading) -> Statistics:
+    source = reading[0]
+    statistics = _statistics(rows[_place(part, source)], reading)
+    device = torch.device("cpu") if isinstance(source, Batch) else source[0]
+    histograms = rows.get(_place(part, (device, "histogram")))
+    if histograms is None:
+        return statistics
+    return replace(statistics, level="histogram", exponent_histogram=tuple(map(int, histograms[number])))
+
+
+def _on_host(parts: Sequence[Kept]) -> _Rows:
+    """The slots and batches of all parts as nested lists; those of one device travel together."""
+    buffers = [(_place(part, key), buffer) for part in parts for key, buffer in part.buffers.items()]
+    buffers = list(dict(buffers).items())  # several parts of one event may lie in one batch
+    rows: _Rows = {}
+    for device in {buffer.device for _, buffer in buffers}:
+        here = [(place, buffer) for place, buffer in buffers if buffer.device == device]
+        joined = torch.cat([buffer.reshape(-1).to(torch.float64) for _, buffer in here]).to("cpu")
+        start = 0
+        for place, buffer in here:
+            rows[place] = joined[start : start + buffer.numel()].reshape(buffer.shape).tolist()
+            start += buffer.numel()
+    return rows
+
+
+def _statistics(rows: Any, reading: Reading) -> Statistics:
+    source, _, numel, place = reading
+    if isinstance(source, Batch):
+        values = merged_rows([[column[row] for column in rows] for row in range(place.first, place.end)])
+        padding = (place.end - place.first) * WIDTH - numel
+        values[ZERO_COUNT] -= padding
+        return from_full(values, numel)
+    kind = source[1]
+    if kind in ("full", "full64"):
+        return from_full(rows[place], numel, scaled=kind == "full64")
+    return from_norm(rows[place] ** 0.5 if kind == "square" else rows[place], numel)
