@@ -39,7 +39,7 @@ class Counts:
 
     Attributes:
         kernels: operators that are not views.
-        bytes_read: of the tensors that they take, each once a kernel: the second look of `dot(x, x)` finds it in the cache.
+        bytes_read: of the tensors that they take, each once a kernel (the second look of `dot(x, x)` is at the cache).
         allocations: tensors with new memory.
         outliving: of those made inside of a Python hook of the backward pass, that are alive when it returns.
         left: that are alive after the step.
