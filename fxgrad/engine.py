@@ -21,6 +21,7 @@ from fxgrad.errors import NoFlowError
 from fxgrad.instrumentation.probe import ParameterHook, current, put
 from fxgrad.instrumentation.recording import Recording
 from fxgrad.record.recorder import Kept, Recorder
+from fxgrad.rewriting.apply import NodeRules, rules_of
 from fxgrad.schema import GradientFlow, Level, Statistics
 from fxgrad.structure import tensors_in
 from fxgrad.torch_private import functorch_active
@@ -86,29 +87,41 @@ class Engine:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the forward under observation where that makes sense, else as it is."""
-        if not self.recorder.on or not torch.is_grad_enabled() or functorch_active():
+        return self.run(args, kwargs, observe=True)
+
+    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, observe: bool) -> Any:
+        """Run the forward under the model's rewrite rules and, if ``observe``, under observation."""
+        observe = observe and self.recorder.on
+        rules = rules_of(self.model)
+        if not (observe or rules) or not torch.is_grad_enabled() or functorch_active():
             return self.forward(*args, **kwargs)
-        recording = self._begin()
+        recording = self._begin(rules, observe=observe)
         try:
             ready = self.chooser.choose(args, kwargs, self._names)
             if ready is None:
                 result = self._run_eager(recording, args, kwargs)
             else:
                 result = self._run_symbolic(recording, ready, args, kwargs)
+            if recording.rewriting is not None:
+                recording.rewriting.settle()
         except BaseException:
             recording.release()
             raise
         recording.report = self.chooser.report()
-        self._live.append(recording)
+        if observe or recording.leaf_handles:
+            self._live.append(recording)
         return result
 
-    def _begin(self) -> Recording:
+    def _begin(self, rules: NodeRules | None, *, observe: bool) -> Recording:
         self.recorder.settle()
         self._release_finished()
         self.modules.refresh()
         expected = len(self._previous.sites) if self._previous is not None else 0
-        recording = Recording(self.recorder, next(self._numbers), expected)
-        recording.parameters = self.parameters.refresh(self.modules.parameters)
+        recording = Recording(self.recorder, next(self._numbers) if observe else -1, expected)
+        if observe:
+            recording.parameters = self.parameters.refresh(self.modules.parameters)
+        if rules is not None:
+            recording.rewriting = rules.begin(recording, observing=observe)
         return recording
 
     def _run_eager(self, recording: Recording, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -143,7 +156,8 @@ class Engine:
     def _release_finished(self) -> None:
         """Take the hooks off the inputs of forward calls whose backward has run."""
         finished = {id(kept.recording) for kept in self.recorder.history}
-        for recording in [r for r in self._live if id(r) in finished]:
+        rewritten = {id(r) for r in self._live if r.rewriting is not None and r.rewriting.finished}
+        for recording in [r for r in self._live if id(r) in finished | rewritten]:
             recording.release()
             self._live.remove(recording)
 

@@ -83,6 +83,8 @@ class Session(TorchFunctionMode):
         self._handles: list[Any] = []
         self._sites = 0
         self._first_sites: list[int] = []
+        if getattr(recording, "rewriting", None) is not None:
+            recording.partial = lambda: Plan(list(self.calls), list(self.spans), self.lost)
 
     # ---- entering and leaving -------------------------------------------------------------------------------
 
@@ -120,6 +122,7 @@ class Session(TorchFunctionMode):
             self.previous.lost.update(self.lost)
         else:
             self.recording.plan = Plan(self.calls, self.spans, self.lost)
+        self.recording.partial = None
 
     # ---- modules --------------------------------------------------------------------------------------------
 

@@ -50,11 +50,13 @@ class ParameterHook:
             self.sink.observe(self.sink.parameters, self.index, gradient, escalate=self.index in self.sink.escalated)
 
 
-def put(recording: Recording, value: Tensor, index: int) -> SiteHook:
+def put(recording: Recording, value: Tensor, index: int) -> Any:
     """Put the hook of site ``index`` on ``value``, which requires grad.
 
     The hook of a leaf tensor would outlive the graph, so the recording takes it off again.
     """
+    if recording.rewriting is not None:
+        return recording.rewriting.put(value, index)
     hook = SiteHook(recording, index)
     handle: RemovableHandle = value.register_hook(hook)  # type: ignore[no-untyped-call]
     if value.is_leaf:

@@ -26,12 +26,13 @@ class Recording:
         report: which front end ran, and why.
         parameters: the model's parameters at this call, as (number, names, tensor).
         expected: how many slots to prepare.
+        rewriting: the rewrite rules of this call, which then put the hooks; None without rules.
+        partial: gives the graph of the calls so far, while the model's own Python runs.
     """
 
     __slots__ = (
         "__weakref__", "escalated", "expected", "leaf_handles", "not_required", "number", "parameters", "part",
-        "plan",
-        "report", "shapes", "sink", "table", "task", "untold",
+        "partial", "plan", "report", "rewriting", "shapes", "sink", "table", "task", "untold",
     )  # fmt: skip
 
     def __init__(self, sink: Any, number: int, expected: int) -> None:
@@ -48,6 +49,8 @@ class Recording:
         self.report: Any = None
         self.parameters: Any = ()
         self.escalated: frozenset[int] = frozenset()
+        self.rewriting: Any = None
+        self.partial: Any = None
 
     def follow(self, plan: Any) -> None:
         """Take probes of generated code, whose sites are known from ``plan`` beforehand."""

@@ -25,6 +25,7 @@ from fxgrad.schema.records import (
     Site,
     Statistics,
 )
+from fxgrad.schema.rewriting import NotRewritten, RewriteReport, Rewritten, RuleRecord
 from fxgrad.schema.words import REASONS, FrontEnd, Level, NormWord, Reason
 
 __all__ = [
@@ -41,8 +42,12 @@ __all__ = [
     "ModuleFlow",
     "Node",
     "NormWord",
+    "NotRewritten",
     "ParameterRecord",
     "Reason",
+    "RewriteReport",
+    "Rewritten",
+    "RuleRecord",
     "Sink",
     "Site",
     "Statistics",
