@@ -62,6 +62,8 @@ class Rewrite:
                 "a torch.func transform is running, so fxgrad's rules at nodes do not act in this call", stacklevel=2
             )
         self._in_backward.settle()
+        if torch.is_grad_enabled():
+            self._steps.forward()
         self._follow()
         if self._in_backward.at_end and torch.is_grad_enabled() and not functorch_active():
             for _, tensor in tensors_in(result):
@@ -80,9 +82,10 @@ class Rewrite:
 
     @property
     def step(self) -> int:
-        """Steps taken since the rewrite began, by the optimizer of the model that has taken most; can be set.
+        """Steps that optimizers with parameters of the model have taken since the rewrite began; can be set.
 
-        It is what ``fxgrad.rules.steps`` and schedules look at.  A loop without a torch optimizer sets it itself.
+        Those of several optimizers without a call of the model between them are one step.  It is what
+        ``fxgrad.rules.steps`` and schedules look at.  A loop without a torch optimizer sets it itself.
         """
         return self._state.step
 

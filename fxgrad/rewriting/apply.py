@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from fxgrad.errors import RuleError
+from fxgrad.rewriting.patterns import near
 from fxgrad.rewriting.rule import Rule, apply_through
-from fxgrad.rewriting.selection import Nodes, Outputs, Surroundings, near, op_word
+from fxgrad.rewriting.selection import Nodes, Outputs, Surroundings, op_word
 from fxgrad.rewriting.state import Bound, State
 from fxgrad.schema import Site
 from fxgrad.torch_private import current_backward

@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from fxgrad.errors import RuleError
+from fxgrad.rewriting.patterns import near
 from fxgrad.rewriting.rule import Rule
-from fxgrad.rewriting.selection import Layers, Parameters, Unit, near
 from fxgrad.rewriting.state import Bound, State
+from fxgrad.rewriting.units import Layers, Parameters, Unit
 
 Gradients = dict[int, tuple[Tensor, Tensor]]  # id of a parameter -> the parameter, its gradient
 

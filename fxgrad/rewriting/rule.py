@@ -19,7 +19,7 @@ class Moment:
 
     Attributes:
         place: id of the site, or name of the parameter, layer or group.
-        step: steps that the model's optimizer has taken since the rewrite began.
+        step: steps that the model's optimizers have taken since the rewrite began.
         generator: the random generator of this rule and place on a device.
     """
 

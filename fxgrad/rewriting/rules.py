@@ -11,7 +11,8 @@ from torch import Tensor
 
 from fxgrad.errors import OptionError
 from fxgrad.rewriting.rule import ALWAYS, Moment, Rule, When, Where, given, steps
-from fxgrad.rewriting.selection import edges, groups, is_relu, layers, nodes, outputs, parameters
+from fxgrad.rewriting.selection import edges, is_relu, nodes, outputs
+from fxgrad.rewriting.units import groups, layers, parameters
 
 Function = Callable[[Tensor], Tensor | None]
 Part = Function | float | None

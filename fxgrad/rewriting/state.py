@@ -14,7 +14,8 @@ from torch import Tensor
 from fxgrad.errors import OptionError, RuleError
 from fxgrad.rewriting.audit import Audit, Level
 from fxgrad.rewriting.rule import Moment, Rule, apply_to_one, apply_to_several
-from fxgrad.rewriting.selection import Edges, Groups, Layers, Nodes, Outputs, Parameters
+from fxgrad.rewriting.selection import Edges, Nodes, Outputs
+from fxgrad.rewriting.units import Groups, Layers, Parameters
 from fxgrad.schema import NotRewritten, RewriteReport
 
 Bound = tuple["State", int, Rule]  # a rule of a rewrite, with its number there
@@ -62,8 +63,9 @@ class State:
         key = (number, place, device)
         found = self._generators.get(key)
         if found is None:
-            seed = (self.rules[number].seed << 32) ^ zlib.crc32(f"{number}:{place}".encode())
-            found = torch.Generator(device).manual_seed(seed % 2**63)
+            # The CPU's generator takes 32 bits of a seed.
+            seed = zlib.crc32(f"{self.rules[number].seed}:{number}:{place}".encode())
+            found = torch.Generator(device).manual_seed(seed)
             self._generators[key] = found
         return found
 

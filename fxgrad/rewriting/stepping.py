@@ -19,7 +19,8 @@ class Steps:
     """Counts the steps of the optimizers that hold parameters of a model, and runs rules before each.
 
     Args:
-        state: whose ``step`` is counted up by the optimizer that has stepped most.
+        state: whose ``step`` is counted up.  The steps of several optimizers without a forward call between them are
+            one, unless an optimizer steps again.
         rules: run on ``.grad`` before a step.
         owned: ids of the model's parameters.
         before: called before the rules.
@@ -32,8 +33,7 @@ class Steps:
         self._rules = rules
         self._owned = owned
         self._before = before
-        self._counts: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
-        self._most = 0
+        self._stepped: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         # torch keeps these hooks for all optimizers, so they must not keep the model alive.
         here = weakref.WeakMethod(self._pre_step), weakref.WeakMethod(self._post_step)
         self._handles = (
@@ -41,6 +41,10 @@ class Steps:
             register_optimizer_step_post_hook(_weakly(here[1])),
         )
         self._finalizer = weakref.finalize(self, _remove, self._handles)
+
+    def forward(self) -> None:
+        """The model was called: what comes is a step of its own."""
+        self._stepped.clear()
 
     def remove(self) -> None:
         """Take the hooks off."""
@@ -83,10 +87,10 @@ class Steps:
         del args, kwargs
         if not self._state.active or not self._held(optimizer):
             return
-        count = self._counts[optimizer] = self._counts.get(optimizer, 0) + 1
-        if count > self._most:
-            self._most = count
+        if not self._stepped or optimizer in self._stepped:
+            self._stepped.clear()
             self._state.step += 1
+        self._stepped.add(optimizer)
 
 
 def _unscale(optimizer: Optimizer) -> None:
