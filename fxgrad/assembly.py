@@ -23,6 +23,7 @@ from fxgrad.schema import (
     Level,
     ParameterRecord,
     Reason,
+    Rewritten,
     Site,
     Statistics,
 )
@@ -129,7 +130,16 @@ class _Sites:
             dtype=dtype_word(output.dtype),
             device=str(output.device),
             statistics=self.statistics(number),
+            rewritten=self._rewritten(number),
         )
+
+    def _rewritten(self, number: int) -> Rewritten | None:
+        """What rewrite rules made of the gradient of a site."""
+        told = None if self.recording.rewriting is None else self.recording.rewriting.told(number)
+        if told is None:
+            return None
+        rules, after = told
+        return Rewritten(rules, self.found[after] if after < len(self.found) else None)
 
     def blind_spots(self) -> tuple[BlindSpot, ...]:
         """Every tensor without a measured gradient, with its reason."""

@@ -255,6 +255,13 @@ class Pass:
         """Whether a gradient has come that nothing but the rules waits for."""
         return self.fired and not self.observing
 
+    def told(self, number: int) -> tuple[tuple[str, ...], int] | None:
+        """For the flow: the names of the rules at a site, and the slot of what they passed on; None without rules."""
+        bound = (self._table or {}).get(number)
+        if not bound:
+            return None
+        return tuple(rule.name for _, _, rule in bound), self._after[number]
+
     def gradient(self, entries: list[Entry], gradient: Tensor) -> Tensor | None:
         """Run through the sites of one value.
 

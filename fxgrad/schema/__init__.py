@@ -22,10 +22,11 @@ from fxgrad.schema.records import (
     ModuleFlow,
     Node,
     ParameterRecord,
+    Rewritten,
     Site,
     Statistics,
 )
-from fxgrad.schema.rewriting import NotRewritten, RewriteReport, Rewritten, RuleRecord
+from fxgrad.schema.rewriting import NotRewritten, RewriteReport, RuleRecord
 from fxgrad.schema.words import REASONS, FrontEnd, Level, NormWord, Reason
 
 __all__ = [

@@ -1,10 +1,8 @@
-"""What rewrite rules did: the report of a rewrite, and what a flow says of a rewritten site."""
+"""What rewrite rules did: the report of a rewrite."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-from fxgrad.schema.records import Statistics
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,16 +68,3 @@ class RewriteReport:
             lines.append(line)
         lines += [f"{one.rule} at {one.place}: not rewritten: {one.reason}" for one in self.not_rewritten]
         return "\n".join(lines)
-
-
-@dataclass(frozen=True, slots=True)
-class Rewritten:
-    """What happened to the gradient of a site after it was measured.
-
-    Attributes:
-        rules: names of the rules that stand at the site, in the order in which they run.
-        after: statistics of what they passed on; None where they did not run.
-    """
-
-    rules: tuple[str, ...]
-    after: Statistics | None = None
