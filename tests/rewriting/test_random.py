@@ -1,0 +1,113 @@
+"""Random rules on random models equal a reference that rewrites segment by segment."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import fxgrad
+from fxgrad import rules
+from fxgrad.rules import nodes
+from tests import models
+from tests.oracle import as_double
+from tests.rewriting.segments import Work, rewritten_gradients
+from tests.runs import fresh, plain_run
+from tests.strategies import random_model, random_models
+
+#: A rule, and what it is to do, written anew.  All are continuous, so that round-off stays round-off.
+PAIRS: tuple[tuple[Callable[[Any], rules.Rule], Callable[[Tensor], Tensor]], ...] = (
+    (lambda at: rules.scale(-0.5, at), lambda g: g / -2),
+    (lambda at: rules.clip_by_value(0.01, at), lambda g: torch.minimum(torch.maximum(g, g * 0 - 0.01), g * 0 + 0.01)),
+    (lambda at: rules.clip_by_norm(0.1, at), lambda g: g if g.norm() <= 0.1 else g * (0.1 / g.norm())),
+    (lambda at: rules.zero_out(at), lambda g: g * 0),  # noqa: PLW0108
+    (lambda at: rules.guided_relu(at), lambda g: g.relu()),  # noqa: PLW0108
+    (lambda at: rules.custom(torch.tanh, at), lambda g: g.sinh() / g.cosh()),
+    (lambda at: rules.custom(lambda _: None, at), lambda g: g),
+    (lambda at: rules.where(lambda g: g > 0, lambda g: 3 * g, None, at), lambda g: g + 2 * g.relu()),
+    (lambda at: rules.scale(2.0, at, rules.given(lambda g: g.numel() > 6)), lambda g: g + g if g.numel() > 6 else g),
+)
+
+
+def choose(rng: random.Random, sites: list[str]) -> tuple[list[rules.Rule], dict[str, Work]]:
+    """Some rules at some sites, and the same as work by site."""
+    made: list[rules.Rule] = []
+    work: dict[str, Work] = {}
+    for _ in range(rng.randint(1, 4)):
+        rule, step = rng.choice(PAIRS)
+        chosen = frozenset(rng.sample(sites, rng.randint(1, min(len(sites), 3))))
+        made.append(rule(nodes(predicate=lambda site, chosen=chosen: site.id in chosen)))
+        for site in chosen:
+            work.setdefault(site, []).append(step)
+    return made, work
+
+
+def check(case: Any, rng: random.Random, capture: str) -> None:
+    """Rewrite the model of a case at random, and compare."""
+    model, args, _ = case.build()
+    model, args = as_double(model), as_double(args)
+    if plain_run(model, args, None, case.loss).error is not None:
+        return  # such a model mixes dtypes
+    flow = fxgrad.gradient_flow(model, fresh(args), loss=case.loss)
+    sites = [site.id for site in flow.sites if site.measured and "complex" not in site.dtype]
+    if not sites:
+        return
+    made, work = choose(rng, sites)
+    want, want_inputs = rewritten_gradients(case.twin, model, args, case.loss, work)
+    with fxgrad.rewrite(model, made, capture=capture):  # type: ignore[arg-type]
+        for _ in range(3):
+            given_ = fresh(args)
+            model.zero_grad()
+            torch.manual_seed(0)
+            case.loss(model(*given_)).backward()
+            found = {name: p.grad for name, p in model.named_parameters()}
+            _compare(found, want)
+            _compare(dict(enumerate(x.grad for x in given_)), dict(enumerate(want_inputs)))
+            if model.training:  # buffers have moved on
+                return
+
+
+def _compare(found: dict[Any, Tensor | None], want: dict[Any, Tensor | None]) -> None:
+    for name, gradient in want.items():
+        if gradient is None:
+            assert found[name] is None or not found[name].any(), name
+        else:
+            torch.testing.assert_close(found[name], gradient, rtol=1e-7, atol=1e-10, msg=str(name))
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(random_models(), st.randoms(use_true_random=False), st.sampled_from(["auto", "eager"]))
+def test_random_rules_on_random_models(case: Any, rng: random.Random, capture: str) -> None:
+    assume(case.twin is not None)
+    check(case, rng, capture)
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_random_rules_on_numbered_models(seed: int) -> None:
+    case = random_model(seed)
+    if case.twin is None:
+        pytest.skip("has no twin")
+    check(case, random.Random(seed), ("auto", "eager")[seed % 2])  # noqa: S311
+
+
+@pytest.mark.parametrize("case", models.cases(models.TWINS))
+def test_random_rules_on_the_zoo(case: Any) -> None:
+    model, _, kwargs = case.build()
+    if kwargs or any(p.is_complex() for p in model.parameters()):
+        pytest.skip("keyword arguments or complex numbers")
+    check(case, random.Random(case.id), "auto")  # noqa: S311
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("block", range(10))
+def test_many_random_models(block: int) -> None:
+    for seed in range(1000 + 100 * block, 1100 + 100 * block):
+        case = random_model(seed)
+        if case.twin is not None:
+            check(case, random.Random(seed), ("auto", "eager")[seed % 2])  # noqa: S311
