@@ -28,7 +28,7 @@ PAIRS: tuple[tuple[Callable[[Any], rules.Rule], Callable[[Tensor], Tensor]], ...
     (lambda at: rules.clip_by_norm(0.1, at), lambda g: g if g.norm() <= 0.1 else g * (0.1 / g.norm())),
     (lambda at: rules.zero_out(at), lambda g: g * 0),  # noqa: PLW0108
     (lambda at: rules.guided_relu(at), lambda g: g.relu()),  # noqa: PLW0108
-    (lambda at: rules.custom(torch.tanh, at), lambda g: g.sinh() / g.cosh()),
+    (lambda at: rules.custom(torch.tanh, at), lambda g: 2 * torch.sigmoid(2 * g) - 1),
     (lambda at: rules.custom(lambda _: None, at), lambda g: g),
     (lambda at: rules.where(lambda g: g > 0, lambda g: 3 * g, None, at), lambda g: g + 2 * g.relu()),
     (lambda at: rules.scale(2.0, at, rules.given(lambda g: g.numel() > 6)), lambda g: g + g if g.numel() > 6 else g),
@@ -52,8 +52,8 @@ def check(case: Any, rng: random.Random, capture: str) -> None:
     """Rewrite the model of a case at random, and compare."""
     model, args, _ = case.build()
     model, args = as_double(model), as_double(args)
-    if plain_run(model, args, None, case.loss).error is not None:
-        return  # such a model mixes dtypes
+    if ".float()" in getattr(case, "source", "") or plain_run(model, args, None, case.loss).error is not None:
+        return  # in float64 that is another model, or none
     flow = fxgrad.gradient_flow(model, fresh(args), loss=case.loss)
     sites = [site.id for site in flow.sites if site.measured and "complex" not in site.dtype]
     if not sites:
