@@ -346,3 +346,51 @@ def test_dtypes(dtype: torch.dtype) -> None:
         assert bool(x.grad.isfinite().all())
         assert rewrite.report().records[0].ran == 1
     assert plain.dtype == dtype
+
+
+def test_autocast_and_a_loss_scale() -> None:
+    model, x = make(Wide), torch.randn(5, 3)
+    seen: list[Any] = []
+
+    def look(g: Tensor) -> Tensor:
+        seen.append((g.dtype, float(g.abs().max())))
+        return g * 2
+
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    for factor in (1, 2):
+        model.zero_grad()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with fxgrad.rewrite(model, rules.custom(look, nodes("fc2"))) if factor == 2 else torch.enable_grad():
+            with torch.autocast("cpu", torch.bfloat16):
+                loss = model(x).float().sum()
+            scaler.scale(loss).backward()
+            scaler.unscale_(optimizer)
+        assert torch.equal(model.fc2.bias.grad, torch.full((2,), 5.0 * factor))
+    assert seen == [(torch.bfloat16, 8.0)]  # at nodes the gradient is scaled still
+
+
+def test_rules_act_in_the_instrumented_form_of_the_model() -> None:
+    model, x = make(Wide), torch.randn(5, 3)
+    plain = grads(model, x)
+    instrumented = fxgrad.instrument(model)
+    with fxgrad.rewrite(model, rules.scale(2.0, nodes("fc2"))):
+        for _ in range(3):
+            model.zero_grad()
+            instrumented(x).sum().backward()
+            assert torch.equal(model.fc2.bias.grad, 2 * plain["fc2.bias"])
+        with pytest.raises(fxgrad.FxgradError):
+            fxgrad.instrument(model)
+    assert instrumented.flow().site("fc2").rewritten.rules == ("scale(2)",)
+
+
+@pytest.mark.filterwarnings("ignore:Using `torch.compile")
+def test_a_rewritten_model_inside_of_a_compiled_one() -> None:
+    model, x = make(Wide), torch.randn(5, 3)
+    plain = grads(model, x)
+    torch._dynamo.reset()
+    with fxgrad.rewrite(model, rules.scale(2.0, nodes("fc2"))):
+        compiled = torch.compile(model, backend="eager")
+        for _ in range(2):
+            model.zero_grad()
+            compiled(x).sum().backward()
+            assert torch.equal(model.fc2.bias.grad, 2 * plain["fc2.bias"])
