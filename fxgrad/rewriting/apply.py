@@ -14,7 +14,7 @@ from fxgrad.rewriting.rule import Rule, apply_through
 from fxgrad.rewriting.selection import Nodes, Outputs, Surroundings, op_word
 from fxgrad.rewriting.state import Bound, State
 from fxgrad.schema import Site
-from fxgrad.torch_private import current_backward
+from fxgrad.torch_private import base_of, current_backward
 
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
@@ -136,16 +136,17 @@ class Chain:
 class Through:
     """The hook on an autograd node, for rules that act on what a call passes back."""
 
-    __slots__ = ("entry", "run")
+    __slots__ = ("entry", "run", "unfit")
     __torch_unserializable__ = True
 
-    def __init__(self, run: Pass, entry: Entry) -> None:
+    def __init__(self, run: Pass, entry: Entry, unfit: str) -> None:
         self.run = run
         self.entry = entry
+        self.unfit = unfit  # why this node does not stand for the call; empty where it does
 
     def __call__(self, passed: tuple[Tensor | None, ...], received: tuple[Tensor | None, ...]) -> Any:
         """What the call passes back instead; None where no rule acts."""
-        return self.run.passed_back(self.entry.index, passed, received)
+        return self.run.passed_back(self, passed, received)
 
 
 class Pass:
@@ -165,6 +166,7 @@ class Pass:
         self._after: dict[int, int] = {}
         self._names: tuple[Site, ...] = ()
         self._chains: dict[int, tuple[weakref.ref[Tensor], Any, Chain]] = {}
+        self._nodes: set[Any] = set()  # autograd nodes of the values so far, where a rule needs to know them
 
     # ---- forward -----------------------------------------------------------------------------------------------
 
@@ -184,10 +186,20 @@ class Pass:
         if value.is_leaf:
             self.recording.leaf_handles.append(handle)
         elif self._through and node is not None:
-            node.register_hook(Through(self, entry))
+            node.register_hook(Through(self, entry, self._unfit(value, node)))
         chains = self._chains
         self._chains[key] = (weakref.ref(value, lambda _: chains.pop(key, None)), node, chain)
         return entry
+
+    def _unfit(self, value: Tensor, node: Any) -> str:
+        """Why the autograd node of a value does not stand for the call that returned it; empty where it does."""
+        self._nodes.add(node)
+        if base_of(value) is not None:
+            return "it returned or changed a view, whose autograd operation is that of the view"
+        origins = [origin for origin, _ in node.next_functions if origin is not None]
+        if all(origin in self._nodes or type(origin).__name__ == "AccumulateGrad" for origin in origins):
+            return ""
+        return "it is several autograd operations"
 
     def _unneeded(self, index: int) -> bool:
         """Whether it is known beforehand that nothing happens at a site."""
@@ -204,6 +216,7 @@ class Pass:
             RuleError: a rule selects no site, or only sites whose gradient no hook can rewrite.
         """
         self._chains.clear()
+        self._nodes.clear()
         resolution = self.rules.resolve(self.recording.plan)
         self._take(resolution)
         lost = self._lost()
@@ -310,8 +323,9 @@ class Pass:
             self.rules.note(site)
         return result
 
-    def passed_back(self, index: int, passed: tuple[Tensor | None, ...], received: tuple[Tensor | None, ...]) -> Any:
+    def passed_back(self, hook: Through, passed: tuple[Tensor | None, ...], received: tuple[Tensor | None, ...]) -> Any:
         """What a call passes back to its input, after the rules that act there."""
+        index = hook.entry.index
         bound = self._known_table().get(index, ()) if index >= 0 else ()
         result = passed
         for state, number, rule in bound:
@@ -319,6 +333,9 @@ class Pass:
                 continue
             site = self._names[index].id
             try:
+                if hook.unfit:
+                    message = f"rule {rule.name!r} cannot act at {site!r}: {hook.unfit}"
+                    raise RuleError(message)  # noqa: TRY301  # to be completed below
                 new = apply_through(rule, result, received, state.moment(number, site))
             except RuleError as error:
                 raise RuleError(self._with_done(error)) from (error.__cause__ or error)

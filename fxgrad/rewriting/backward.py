@@ -43,27 +43,28 @@ class BackwardRules:
         self.at_end = [b for b in state.of_parameters if b[2].where.per == "backward"]  # type: ignore[attr-defined]
         self.on_arrival = [b for b in state.of_parameters if b[2].where.per == "arrival"]  # type: ignore[attr-defined]
         self._units = units
-        self._hooks: dict[tuple[int, int], RemovableHandle] = {}
+        self._hooks: dict[tuple[int, int], tuple[Tensor, RemovableHandle]] = {}
         self._open: dict[int, _Event] = {}
         self._lock = threading.RLock()
 
     def refresh(self) -> None:
         """Follow the model's parameters."""
+        wanted: dict[tuple[int, int], tuple[Tensor, Any]] = {}
         for parameter in self._units.parameters(self.at_end):
-            self._hook(parameter, -1, _Contribution(self, parameter))
+            wanted[id(parameter), -1] = (parameter, _Contribution(self, parameter))
         for state, number, _ in self.on_arrival:
             for unit in self._units.of(number):
                 for _, parameter in unit.members:
-                    self._hook(parameter, number, _OnArrival(state, number, unit.name))
-
-    def _hook(self, parameter: Tensor, number: int, hook: Any) -> None:
-        key = (id(parameter), number)
-        if parameter.requires_grad and key not in self._hooks:
-            self._hooks[key] = parameter.register_hook(hook)  # type: ignore[no-untyped-call]
+                    wanted[id(parameter), number] = (parameter, _OnArrival(state, number, unit.name))
+        for key in self._hooks.keys() - wanted.keys():
+            self._hooks.pop(key)[1].remove()
+        for key, (parameter, hook) in wanted.items():
+            if parameter.requires_grad and key not in self._hooks:
+                self._hooks[key] = (parameter, parameter.register_hook(hook))  # type: ignore[no-untyped-call]
 
     def remove(self) -> None:
         """Take the hooks off."""
-        for handle in self._hooks.values():
+        for _, handle in self._hooks.values():
             handle.remove()
         self._hooks.clear()
         self._open.clear()

@@ -139,7 +139,7 @@ class StepRules:
         self.bound = [b for b in state.of_parameters if b[2].where.per == "step"]  # type: ignore[attr-defined]
         self._units = units
         self._waiting: dict[int, weakref.ref[Tensor]] = {}  # rewritten, and not used by an optimizer yet
-        self._hooks: dict[int, RemovableHandle] = {}
+        self._hooks: dict[int, tuple[Tensor, RemovableHandle]] = {}  # with the parameter, so that its id stays its own
         self.arrived = False
         self.applied = False
 
@@ -147,10 +147,13 @@ class StepRules:
         """Follow the model's parameters."""
         if not self.bound:
             return
-        for parameter in self._units.parameters(self.bound):
-            if parameter.requires_grad and id(parameter) not in self._hooks:
-                hook = _Arrival(self, id(parameter))
-                self._hooks[id(parameter)] = parameter.register_hook(hook)  # type: ignore[no-untyped-call]
+        parameters = {id(parameter): parameter for parameter in self._units.parameters(self.bound)}
+        for key in self._hooks.keys() - parameters.keys():
+            self._hooks.pop(key)[1].remove()
+        for key, parameter in parameters.items():
+            if parameter.requires_grad and key not in self._hooks:
+                handle = parameter.register_hook(_Arrival(self, key))  # type: ignore[no-untyped-call]
+                self._hooks[key] = (parameter, handle)
 
     def forget(self, key: int) -> None:
         """A backward pass adds to the gradient of a parameter."""
@@ -196,7 +199,7 @@ class StepRules:
 
     def remove(self) -> None:
         """Take the hooks off."""
-        for handle in self._hooks.values():
+        for _, handle in self._hooks.values():
             handle.remove()
         self._hooks.clear()
 

@@ -166,14 +166,19 @@ def test_straight_through_under_a_condition_and_behind_another_rule() -> None:
 
 @pytest.mark.parametrize(
     ("function", "words"),
-    [(lambda x: x[0] * x[1], "it has 2"), (lambda x: x.sum(0), r"returned shape \(3,\)")],
+    [
+        (lambda x: x[0] * x[1], "it has 2"),
+        (lambda x: x.sum(0), r"returned shape \(3,\)"),
+        (lambda x: F.softmin(x, 0), "'/softmin': it is several autograd operations"),
+        (lambda x: (x * 1).view_as(x).sign_(), "'/sign_': it returned or changed a view"),
+    ],
 )
 def test_straight_through_refuses_what_is_no_step(function: Any, words: str) -> None:
     class Other(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return function(x)
 
-    rule = rules.straight_through(nodes(op=("mul", "sum")))
+    rule = rules.straight_through(nodes(op=("mul", "sum", "softmin", "sign_"), optional=True))
     with fxgrad.rewrite(Other(), rule) as rewrite, pytest.raises(RuleError, match=words):
         rewrite._model(torch.randn(2, 3, requires_grad=True)).sum().backward()
 
