@@ -56,10 +56,12 @@ class Rewrite:
 
     def returned(self, result: Any) -> None:
         """The forward has returned: follow the model's parameters, and see where the backward pass will begin."""
-        if self._state.of_nodes and not self._warned and torch.is_grad_enabled() and functorch_active():
+        in_graph = self._state.of_nodes or self._state.of_edges
+        if in_graph and not self._warned and torch.is_grad_enabled() and functorch_active():
             self._warned = True
             warnings.warn(
-                "a torch.func transform is running, so fxgrad's rules at nodes do not act in this call", stacklevel=2
+                "a torch.func transform is running, so fxgrad's rules at nodes and edges do not act in this call",
+                stacklevel=2,
             )
         self._in_backward.settle()
         if torch.is_grad_enabled():

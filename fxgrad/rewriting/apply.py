@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fxgrad.errors import RuleError
+from fxgrad.rewriting.edges import Made, Uses, attach
 from fxgrad.rewriting.patterns import near
 from fxgrad.rewriting.rule import Rule, apply_through
 from fxgrad.rewriting.selection import Nodes, Outputs, Surroundings, op_word
@@ -28,13 +29,13 @@ _NO_GRADIENT = "nothing that the value depends on requires a gradient"
 def rules_of(model: nn.Module) -> NodeRules | None:
     """The rules that act at the sites of this very model, if there are any."""
     found: NodeRules | None = model.__dict__.get(MARK)
-    return found if found is not None and found.bound else None
+    return found if found is not None and (found.bound or found.at_edges) else None
 
 
 class Resolution:
     """Which rules act at which sites of one plan."""
 
-    def __init__(self, plan: Any, bound: list[Bound], model: nn.Module) -> None:
+    def __init__(self, plan: Any, bound: list[Bound], at_edges: list[Bound], model: nn.Module) -> None:
         self.plan = plan
         self.sites = bare_sites(plan)
         around = Surroundings(model, _returned(plan))
@@ -46,6 +47,7 @@ class Resolution:
             self.by_rule.append(numbers)
             for number in numbers:
                 self.table[number] = (*self.table.get(number, ()), entry)
+        self.uses = Uses(plan, self.sites, at_edges) if at_edges else None
         #: A gradient after the rules is recorded behind the sites: site -> index.
         self.after = {number: len(self.sites) + n for n, number in enumerate(sorted(self.table))}
 
@@ -57,6 +59,7 @@ class NodeRules:
         self._model = weakref.ref(model)
         self._states: list[State] = []
         self.bound: list[Bound] = []
+        self.at_edges: list[Bound] = []
         self._resolved: list[Resolution] = []
         self.backward: int | None = None
         self.done: list[str] = []  # sites rewritten in that backward pass, for error messages
@@ -73,6 +76,7 @@ class NodeRules:
 
     def _refresh(self) -> None:
         self.bound = [bound for state in self._states for bound in state.of_nodes]
+        self.at_edges = [bound for state in self._states for bound in state.of_edges]
         self._resolved = []
 
     @property
@@ -99,7 +103,7 @@ class NodeRules:
         if model is None:  # only a model that lives is called
             message = "the model of these rules is gone"
             raise RuntimeError(message)
-        return Resolution(plan, self.bound, model)
+        return Resolution(plan, self.bound, self.at_edges, model)
 
     def note(self, site: str) -> None:
         """A site is about to be rewritten."""
@@ -166,6 +170,7 @@ class Pass:
         self._after: dict[int, int] = {}
         self._names: tuple[Site, ...] = ()
         self._chains: dict[int, tuple[weakref.ref[Tensor], Any, Chain]] = {}
+        self._made: Made = {}
         self._nodes: set[Any] = set()  # autograd nodes of the values so far, where a rule needs to know them
 
     # ---- forward -----------------------------------------------------------------------------------------------
@@ -176,6 +181,8 @@ class Pass:
         if self._unneeded(index):
             return entry
         node = value.grad_fn
+        if self.rules.at_edges and node is not None:
+            self._made[index] = (node, value.output_nr)
         key = id(value)
         known = self._chains.get(key)
         if known is not None and known[0]() is value and known[1] is node:
@@ -203,7 +210,7 @@ class Pass:
 
     def _unneeded(self, index: int) -> bool:
         """Whether it is known beforehand that nothing happens at a site."""
-        if self.observing or self._through or index < 0:
+        if self.observing or self._through or self.rules.at_edges or index < 0:
             return False
         if self._table is None and self.recording.plan is not None:
             self._take(self.rules.resolve(self.recording.plan))
@@ -219,6 +226,9 @@ class Pass:
         self._nodes.clear()
         resolution = self.rules.resolve(self.recording.plan)
         self._take(resolution)
+        if resolution.uses is not None:
+            attach(self, self.rules.at_edges, resolution.uses, self._made)
+        self._made = {}
         lost = self._lost()
         if lost:
             self._table = {number: bound for number, bound in resolution.table.items() if number not in lost}
@@ -318,7 +328,7 @@ class Pass:
             try:
                 result = state.one(number, site, result)
             except RuleError as error:
-                raise RuleError(self._with_done(error)) from (error.__cause__ or error)
+                raise RuleError(self.with_done(error)) from (error.__cause__ or error)
         if result is not gradient:
             self.rules.note(site)
         return result
@@ -338,7 +348,7 @@ class Pass:
                     raise RuleError(message)  # noqa: TRY301  # to be completed below
                 new = apply_through(rule, result, received, state.moment(number, site))
             except RuleError as error:
-                raise RuleError(self._with_done(error)) from (error.__cause__ or error)
+                raise RuleError(self.with_done(error)) from (error.__cause__ or error)
             if new is not None:
                 before = new if result[0] is None else result[0]
                 state.audit.note((number, site), {"": before}, {"": new})
@@ -348,7 +358,8 @@ class Pass:
         self.rules.note(self._names[index].id)
         return result
 
-    def _with_done(self, error: RuleError) -> str:
+    def with_done(self, error: RuleError) -> str:
+        """The message of an error, with what was rewritten before it."""
         done = self.rules.done if self.rules.backward == current_backward() else []
         if not done:
             return f"{error}. No other site was rewritten in this backward pass; it stops here."

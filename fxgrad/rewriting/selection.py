@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from fxgrad.rewriting.patterns import Kind, Pattern, check_kinds, check_pattern, fits, is_of, kind_word, pattern_words
-from fxgrad.schema import Site
+from fxgrad.schema import Node, Site
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +148,7 @@ class Edges:
     producer: Pattern
     consumer: Pattern | None = None
     argument: str | None = None
+    optional: bool = False
 
     @property
     def words(self) -> str:
@@ -155,10 +156,32 @@ class Edges:
         consumer = "" if self.consumer is None else f", {pattern_words(self.consumer)}"
         return f"edges({pattern_words(self.producer)}{consumer})"
 
+    def matches(self, site: Site, consumer: Node, argument: str) -> bool:
+        """Whether the use of a site's value by a node as this argument is selected."""
+        if not any(fits(self.producer, name) for name in (site.id, site.key, site.module_path)):
+            return False
+        if self.consumer is not None and not any(fits(self.consumer, n) for n in (consumer.key, consumer.module_path)):
+            return False
+        return self.argument is None or self.argument == argument
 
-def edges(producer: Pattern, consumer: Pattern | None = None, argument: str | None = None) -> Edges:
-    """Edge sites.  ``fxgrad.rewrite`` refuses them with a ``RuleError``: it can rewrite whole values only so far."""
-    return Edges(producer, consumer, argument)
+
+def edges(
+    producer: Pattern, consumer: Pattern | None = None, argument: str | None = None, *, optional: bool = False
+) -> Edges:
+    """Edge sites: the part of the gradient of ``producer`` that ``consumer`` sends back.
+
+    Args:
+        producer: as ``path`` of ``nodes``.
+        consumer: node key or module path, with ``*``, or a compiled regular expression; None: every one.
+        argument: as which argument, as in ``Consumer.argument``: ``"args[0]"``, ``"kwargs['mask']"``.
+        optional: whether it is fine when nothing is found.
+
+    Raises:
+        OptionError: a pattern is of another type.
+    """
+    check_pattern(producer)
+    check_pattern(consumer)
+    return Edges(producer, consumer, argument, optional)
 
 
 def is_relu(site: Site) -> bool:

@@ -51,6 +51,11 @@ class State:
         return [(self, n, rule) for n, rule in enumerate(self.rules) if isinstance(rule.where, _OF_SITES)]
 
     @property
+    def of_edges(self) -> list[Bound]:
+        """The rules that act at edges."""
+        return [(self, n, rule) for n, rule in enumerate(self.rules) if isinstance(rule.where, Edges)]
+
+    @property
     def of_parameters(self) -> list[Bound]:
         """The rules that act at parameters, layers and groups."""
         return [(self, n, rule) for n, rule in enumerate(self.rules) if isinstance(rule.where, _OF_PARAMETERS)]
@@ -120,16 +125,10 @@ def checked_rules(rules: Any) -> tuple[Rule, ...]:
 
 def _check_place(rule: Rule) -> None:
     where = rule.where
-    if isinstance(where, Edges):
-        message = (
-            f"rule {rule.name!r} selects {where.words}, but what one consumer sends back cannot be rewritten yet; "
-            "select the whole value with nodes(...), or what the consumer returns"
-        )
-        raise RuleError(message)
-    if not isinstance(where, (*_OF_SITES, *_OF_PARAMETERS)):
+    if not isinstance(where, (*_OF_SITES, Edges, *_OF_PARAMETERS)):
         message = (
             f"rule {rule.name!r} acts at {where!r}, which is no selection; make one with fxgrad.rules.nodes, outputs, "
-            "parameters, layers or groups"
+            "edges, parameters, layers or groups"
         )
         raise RuleError(message)
     if rule.through and not isinstance(where, _OF_SITES):

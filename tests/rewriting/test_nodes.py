@@ -150,11 +150,6 @@ def test_a_site_of_a_tuple_output() -> None:
     assert all(not gradient.any() for gradient in found.values())
 
 
-def test_edges_are_refused() -> None:
-    with pytest.raises(RuleError, match="what one consumer sends back cannot be rewritten yet"):
-        fxgrad.rewrite(make(Wide), rules.scale(0.5, rules.edges("fc1", "act")))
-
-
 @pytest.mark.parametrize("given", [[], "scale", [lambda g: g], None])
 def test_only_rules_are_rules(given: Any) -> None:
     with pytest.raises(RuleError, match=r"fxgrad\.rules"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -14,9 +15,10 @@ from torch import Tensor
 
 import fxgrad
 from fxgrad import rules
-from fxgrad.rules import nodes
+from fxgrad.errors import RuleError
+from fxgrad.rules import edges, nodes
 from tests import models
-from tests.oracle import as_double
+from tests.oracle import At, as_double, run_twin
 from tests.rewriting.segments import Work, rewritten_gradients
 from tests.runs import fresh, plain_run
 from tests.strategies import random_model, random_models
@@ -102,6 +104,63 @@ def test_random_rules_on_the_zoo(case: Any) -> None:
     if kwargs or any(p.is_complex() for p in model.parameters()):
         pytest.skip("keyword arguments or complex numbers")
     check(case, random.Random(case.id), "auto")  # noqa: S311
+
+
+# ---- edges -----------------------------------------------------------------------------------------------------------
+
+
+def check_parts(case: Any, capture: str) -> int:
+    """What the consumers of a value send back adds up to its gradient; how many values were looked at."""
+    model, args, _ = case.build()
+    model, args = as_double(model), as_double(args)
+    if case.twin is None or ".float()" in case.source or plain_run(model, args, None, case.loss).error is not None:
+        return 0
+    flow = fxgrad.gradient_flow(model, fresh(args), loss=case.loss)
+    at = At()
+    run_twin(case.twin, model, at, args, {}, 0)
+    same = {*at.origin, *at.origin.values()}  # of these tensors the consumers of all names count
+    several = {s.module_path for s in flow.sites if s.call_index}
+    looked = 0
+    for site in flow.sites:
+        if site.id in same | several:
+            continue
+        uses = [edge for edge in flow.edges if edge.producer + edge.output_position == site.id]
+        if (
+            not uses
+            or not site.measured
+            or site.key.startswith("input:")
+            or "output" in {edge.consumer.key for edge in uses}
+        ):
+            continue
+        parts: list[Tensor] = []
+        total: list[Tensor] = []
+        made = [
+            rules.custom(parts.append, edges(re.compile(re.escape(site.id)))),  # type: ignore[arg-type]
+            rules.custom(total.append, nodes(re.compile(re.escape(site.id)), predicate=lambda s, i=site.id: s.id == i)),  # type: ignore[arg-type, misc]
+        ]
+        try:
+            with fxgrad.rewrite(model, made, capture=capture) as rewrite:  # type: ignore[arg-type]
+                torch.manual_seed(0)
+                case.loss(model(*fresh(args))).backward()
+        except RuleError as error:
+            assert "places, not from" in str(error)  # noqa: PT017
+            continue
+        if rewrite.report().not_rewritten:  # a consumer without a gradient, or one in a checkpoint
+            continue
+        torch.testing.assert_close(sum(parts[1:], parts[0]), total[0], msg=site.id)
+        looked += 1
+    return looked
+
+
+def test_the_parts_add_up_on_random_models() -> None:
+    assert sum(check_parts(random_model(seed), ("auto", "eager")[seed % 2]) for seed in range(24)) > 25
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("block", range(4))
+def test_the_parts_add_up_on_many_random_models(block: int) -> None:
+    for seed in range(2000 + 50 * block, 2050 + 50 * block):
+        check_parts(random_model(seed), ("auto", "eager")[seed % 2])
 
 
 @pytest.mark.sweep
