@@ -42,12 +42,14 @@ class Host:
     Attributes:
         forward: the model's own, as it was.
         rules: of all rewrites on the model, at sites.
+        one_shots: how many one-shot calls are running.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self.forward = model.forward
         self.rules = NodeRules(model)
         self.guests: list[Guest] = []
+        self.one_shots = 0
         self._model = model
         self._replacement = torch.compiler.disable(self._run, recursive=True)  # type: ignore[no-untyped-call]
         ours = {

@@ -45,6 +45,7 @@ class Rewrite:
         self._engine = Engine(model, own_forward(model), "norm", capture)
         self._engine.recorder.on = False
         self._host = lodge(model, self)
+        self._state.quiet = self._in_one_shot
         self._host.rules.add(self._state)
         self._follow()
 
@@ -76,6 +77,9 @@ class Rewrite:
         self._units.refresh()
         self._on_step.refresh()
         self._in_backward.refresh()
+
+    def _in_one_shot(self) -> bool:
+        return self._host.one_shots > 0
 
     def _owned(self) -> set[int]:
         return {id(parameter) for _, parameter in self._map.parameters}

@@ -31,6 +31,7 @@ class Watch:
         self.engine = Engine(model, own_forward(model), level, capture)
         self.engine.chooser.one_shot = one_shot
         self._host = lodge(model, self)
+        self._host.one_shots += one_shot
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the model's own forward, observed where this call is to be."""
@@ -83,6 +84,7 @@ class Watch:
         if not self.engine.recorder.on:
             return
         self.engine.close()
+        self._host.one_shots -= self.one_shot
         self._host.leave(self, "watched")
 
     def __enter__(self) -> Watch:  # noqa: PYI034  # Self is no part of typing before Python 3.11

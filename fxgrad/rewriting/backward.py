@@ -40,6 +40,7 @@ class BackwardRules:
     """The rules of one rewrite that act in each backward pass."""
 
     def __init__(self, state: State, units: Units) -> None:
+        self._state = state
         self.at_end = [b for b in state.of_parameters if b[2].where.per == "backward"]  # type: ignore[attr-defined]
         self.on_arrival = [b for b in state.of_parameters if b[2].where.per == "arrival"]  # type: ignore[attr-defined]
         self._units = units
@@ -109,6 +110,8 @@ class BackwardRules:
 
     def arrive(self, parameter: Tensor, gradient: Tensor) -> None:
         """A gradient comes to a parameter; it is added to ``.grad`` right after this."""
+        if self._state.quiet():
+            return
         before = self.begin().before
         known = before.get(id(parameter))
         if known is None:

@@ -136,6 +136,7 @@ class StepRules:
     """
 
     def __init__(self, state: State, units: Units) -> None:
+        self._state = state
         self.bound = [b for b in state.of_parameters if b[2].where.per == "step"]  # type: ignore[attr-defined]
         self._units = units
         self._waiting: dict[int, weakref.ref[Tensor]] = {}  # rewritten, and not used by an optimizer yet
@@ -157,6 +158,8 @@ class StepRules:
 
     def forget(self, key: int) -> None:
         """A backward pass adds to the gradient of a parameter."""
+        if self._state.quiet():
+            return
         self.arrived = True
         self._waiting.pop(key, None)
 

@@ -113,6 +113,21 @@ def test_a_one_shot_flow_of_a_rewritten_model() -> None:
     assert rewrite.report().of("scale(2)")[0].ran == 3
 
 
+@pytest.mark.parametrize("per", ["step", "backward"])
+def test_a_one_shot_flow_leaves_gradients_and_their_rules_alone(per: Any) -> None:
+    model, (x, y) = make(Three), batch(make(Three))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    plain = grads(model, x)
+    model.zero_grad()
+    with fxgrad.rewrite(model, rules.scale(2.0, rules.layers(per=per))) as rewrite:
+        model(x).sum().backward()
+        rewrite.apply()
+        fxgrad.gradient_flow(model, y)
+        optimizer.step()
+        assert all(torch.equal(p.grad, 2 * plain[name]) for name, p in model.named_parameters())
+    assert {record.ran for record in rewrite.report().records} == {1}
+
+
 @pytest.mark.parametrize("copying", ["deepcopy", "pickle"])
 def test_copies_are_plain(copying: str) -> None:
     import copy
