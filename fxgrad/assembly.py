@@ -138,8 +138,8 @@ class _Sites:
         told = None if self.recording.rewriting is None else self.recording.rewriting.told(number)
         if told is None:
             return None
-        rules, after = told
-        return Rewritten(rules, self.found[after] if after < len(self.found) else None)
+        rules, ran, after = told
+        return Rewritten(rules, ran, self.found[after] if after < len(self.found) else None)
 
     def blind_spots(self) -> tuple[BlindSpot, ...]:
         """Every tensor without a measured gradient, with its reason."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
@@ -147,6 +148,7 @@ class Pass:
         self._table: dict[int, tuple[Bound, ...]] | None = None
         self._after: dict[int, int] = {}
         self._names: tuple[Site, ...] = ()
+        self._ran: Counter[tuple[int, int]] = Counter()  # by site, and place of the rule there
         self._chains: dict[int, tuple[weakref.ref[Tensor], Any, Chain]] = {}
         self._made: Made = {}
         self._nodes: set[Any] = set()  # autograd nodes of the values so far, where a rule needs to know them
@@ -256,12 +258,13 @@ class Pass:
         """Whether a gradient has come that nothing but the rules waits for."""
         return self.fired and not self.observing
 
-    def told(self, number: int) -> tuple[tuple[str, ...], int] | None:
-        """For the flow: the names of the rules at a site, and the slot of what they passed on; None without rules."""
+    def told(self, number: int) -> tuple[tuple[str, ...], tuple[int, ...], int] | None:
+        """For the flow: the names of the rules at a site, how often each ran, and the slot of what they passed on."""
         bound = (self._table or {}).get(number)
         if not bound:
             return None
-        return tuple(rule.name for _, _, rule in bound), self._after[number]
+        ran = tuple(self._ran[number, place] for place in range(len(bound)))
+        return tuple(rule.name for _, _, rule in bound), ran, self._after[number]
 
     def gradient(self, entries: list[Entry], gradient: Tensor) -> Tensor | None:
         """Run through the sites of one value.
@@ -300,9 +303,10 @@ class Pass:
     def _rewrite(self, index: int, bound: tuple[Bound, ...], gradient: Tensor) -> Tensor:
         site = self._names[index].id
         result = gradient
-        for state, number, rule in bound:
+        for place, (state, number, rule) in enumerate(bound):
             if rule.through or not state.runs(rule):
                 continue
+            self._ran[index, place] += 1
             try:
                 result = state.one(number, site, result)
             except RuleError as error:
@@ -316,9 +320,10 @@ class Pass:
         index = hook.entry.index
         bound = self._known_table().get(index, ()) if index >= 0 else ()
         result = passed
-        for state, number, rule in bound:
+        for place, (state, number, rule) in enumerate(bound):
             if not (rule.through and state.runs(rule)):
                 continue
+            self._ran[index, place] += 1
             site = self._names[index].id
             try:
                 if hook.unfit:

@@ -190,10 +190,13 @@ class Rewritten:
 
     Attributes:
         rules: names of the rules that stand at the site, in the order in which they run.
+        ran: how often each of them ran at the site, in all backward passes through this forward call until the flow was
+            first read: 0 where its step has not come, or where nothing arrived.
         after: statistics of what they passed on; None where they did not run.
     """
 
     rules: tuple[str, ...]
+    ran: tuple[int, ...]
     after: Statistics | None = None
 
 

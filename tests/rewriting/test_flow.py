@@ -44,6 +44,7 @@ def test_norms_before_and_after(capture: Any, level: Any) -> None:
             site = watch.flow().site("fc3")
             assert site.l2_norm == pytest.approx(arrived[-1])
             assert site.rewritten.rules == ("look", "scale(10)")
+            assert site.rewritten.ran == (1, 1)
             assert site.rewritten.after.l2_norm == pytest.approx(10 * arrived[-1])
             assert site.rewritten.after.level == level
             assert site.passed_on is site.rewritten.after
@@ -57,11 +58,12 @@ def test_rules_that_do_not_run_yet_are_named() -> None:
     with fxgrad.watch(model) as watch, fxgrad.rewrite(model, rules.scale(2.0, nodes("fc2"), rules.steps(9))):
         train(model, 1)
         rewritten = watch.flow().site("fc2").rewritten
+        assert rewritten.ran == (0,)
         assert rewritten.after.l2_norm == watch.flow().site("fc2").l2_norm
     model.requires_grad_(True)
     with fxgrad.watch(model) as watch, fxgrad.rewrite(model, rules.scale(2.0, nodes("input:x"))):
         train(model, 1)
-        assert watch.flow().site("input:x").rewritten == fxgrad.schema.Rewritten(("scale(2)",), None)
+        assert watch.flow().site("input:x").rewritten == fxgrad.schema.Rewritten(("scale(2)",), (0,), None)
 
 
 @pytest.mark.parametrize("order", ["watch first", "rewrite first"])

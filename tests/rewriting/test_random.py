@@ -16,7 +16,7 @@ from torch import Tensor
 import fxgrad
 from fxgrad import rules
 from fxgrad.errors import RuleError
-from fxgrad.rules import edges, nodes
+from fxgrad.rules import edges, nodes, parameters
 from tests import models
 from tests.oracle import At, as_double, run_twin
 from tests.rewriting.segments import Work, rewritten_gradients
@@ -104,6 +104,33 @@ def test_random_rules_on_the_zoo(case: Any) -> None:
     if kwargs or any(p.is_complex() for p in model.parameters()):
         pytest.skip("keyword arguments or complex numbers")
     check(case, random.Random(case.id), "auto")  # noqa: S311
+
+
+@pytest.mark.parametrize("per", ["step", "backward", "arrival"])
+@pytest.mark.parametrize("seed", range(8))
+def test_random_rules_at_parameters(seed: int, per: Any) -> None:
+    rng = random.Random(seed)  # noqa: S311
+    case = random_model(seed, dynamic=False)
+    model, args, _ = case.build()
+    torch.manual_seed(0)
+    case.loss(model(*args)).backward()
+    found = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    made = []
+    for _ in range(3):
+        rule, step = rng.choice(PAIRS[:-1])
+        chosen = rng.sample(sorted(found), min(2, len(found)))
+        made.append(rule(parameters(predicate=lambda name, _, chosen=chosen: name in chosen, per=per)))
+        found |= {name: step(found[name]) for name in chosen}
+    model, args, _ = case.build()
+    torch.manual_seed(0)
+    with fxgrad.rewrite(model, made) as rewrite:
+        case.loss(model(*args)).backward()
+        rewrite.apply()
+    for name, parameter in model.named_parameters():
+        if name in found:
+            torch.testing.assert_close(parameter.grad, found[name], msg=name)
+        else:
+            assert parameter.grad is None
 
 
 # ---- edges -----------------------------------------------------------------------------------------------------------
