@@ -27,9 +27,20 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fxgrad.api import Watch, gradient_flow, instrument, watch
+    from fxgrad import rules
+    from fxgrad.api import Rewrite, Watch, gradient_flow, instrument, rewrite, watch
     from fxgrad.errors import FxgradError
-    from fxgrad.schema import BlindSpot, Edge, GradientFlow, ModuleFlow, Node, ParameterRecord, Site, Statistics
+    from fxgrad.schema import (
+        BlindSpot,
+        Edge,
+        GradientFlow,
+        ModuleFlow,
+        Node,
+        ParameterRecord,
+        RewriteReport,
+        Site,
+        Statistics,
+    )
     from fxgrad.store import load
 
     __version__: str
@@ -42,12 +53,16 @@ __all__ = [
     "ModuleFlow",
     "Node",
     "ParameterRecord",
+    "Rewrite",
+    "RewriteReport",
     "Site",
     "Statistics",
     "Watch",
     "gradient_flow",
     "instrument",
     "load",
+    "rewrite",
+    "rules",
     "watch",
 ]
 
@@ -59,12 +74,16 @@ _HOME = {
     "ModuleFlow": "fxgrad.schema",
     "Node": "fxgrad.schema",
     "ParameterRecord": "fxgrad.schema",
+    "Rewrite": "fxgrad.api",
+    "RewriteReport": "fxgrad.schema",
     "Site": "fxgrad.schema",
     "Statistics": "fxgrad.schema",
     "Watch": "fxgrad.api",
     "gradient_flow": "fxgrad.api",
     "instrument": "fxgrad.api",
     "load": "fxgrad.store",
+    "rewrite": "fxgrad.api",
+    "rules": "fxgrad",
     "watch": "fxgrad.api",
 }
 
@@ -75,6 +94,8 @@ def __getattr__(name: str) -> Any:
         from importlib.metadata import version
 
         value: Any = version("fxgrad")
+    elif _HOME.get(name) == __name__:  # a module
+        value = import_module(f"{__name__}.{name}")
     elif name in _HOME:
         value = getattr(import_module(_HOME[name]), name)
     else:

@@ -1,8 +1,8 @@
-"""The wiring: ``gradient_flow``, ``watch``, ``instrument``."""
+"""The wiring: ``gradient_flow``, ``watch``, ``instrument``, ``rewrite``."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -12,6 +12,8 @@ from fxgrad.engine import Options
 from fxgrad.errors import FxgradError, InputError, ModelError, OptionError
 from fxgrad.instrumented import Instrumented
 from fxgrad.preserve import preserved
+from fxgrad.rewriting.rules import Rule
+from fxgrad.rewritten import Rewrite
 from fxgrad.schema import GradientFlow, Level, SiteKind
 from fxgrad.structure import tensors_in
 from fxgrad.torch_private import acts_after_accumulation, compiled_original
@@ -134,6 +136,35 @@ def instrument(
         message = "capture='eager' makes no graph module: use fxgrad.watch, or capture='auto' or 'symbolic'"
         raise OptionError(message)
     return Instrumented(model, Options(statistics, capture, sites))
+
+
+def rewrite(
+    model: nn.Module, rules: Rule | Sequence[Rule], *, capture: Capture = "auto",
+    audit: Literal["count", "full"] = "count",
+) -> Rewrite:  # fmt: skip
+    """Rewrite the gradients of ``model`` by rule, in place, in every training step.
+
+    Args:
+        model: any module that runs Python.
+        rules: what the functions of ``fxgrad.rules`` return; they run in this order, behind those of earlier rewrites.
+        capture: as for ``watch``, of which one on the same model has precedence.
+        audit: ``"count"``: how often each rule ran; ``"full"``: also changed entries and norms, which takes three
+            reductions per rewritten gradient.
+
+    Returns:
+        A handle and context manager with ``report()``, ``apply()``, ``step`` and ``remove()``.
+
+    Raises:
+        WatchError: not a module, compiled or scripted.
+        RuleError: not a rule, or one that selects no parameter, or an edge.  One that selects no site raises at the
+            first call of the model.
+        OptionError: an option has an unknown value.
+    """
+    _check_options(capture, "norm", "node")
+    if audit not in ("count", "full"):
+        message = f"audit={audit!r} is not known; it is one of 'count', 'full'"
+        raise OptionError(message)
+    return Rewrite(model, rules, capture=capture, audit=audit)
 
 
 def _check_options(capture: str, statistics: str, sites: str) -> None:
@@ -267,4 +298,4 @@ def _backward(scalar: Tensor, model: nn.Module) -> None:
         raise ModelError(message) from error
 
 
-__all__ = ["Capture", "Watch", "default_loss", "gradient_flow", "instrument", "watch"]
+__all__ = ["Capture", "Rewrite", "Watch", "default_loss", "gradient_flow", "instrument", "rewrite", "watch"]

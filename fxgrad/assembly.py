@@ -23,6 +23,7 @@ from fxgrad.schema import (
     Level,
     ParameterRecord,
     Reason,
+    Rewritten,
     Site,
     Statistics,
 )
@@ -109,7 +110,16 @@ class _Sites:
             device=str(output.device),
             statistics=self.statistics(number),
             derived_from=None if source is None else self.plan.site_id(source),
+            rewritten=self._rewritten(number),
         )
+
+    def _rewritten(self, number: int) -> Rewritten | None:
+        """What rewrite rules made of the gradient of a site."""
+        told = None if self.recording.rewriting is None else self.recording.rewriting.told(number)
+        if told is None:
+            return None
+        rules, ran, after = told
+        return Rewritten(rules, ran, self.found[after] if after < len(self.found) else None)
 
     def blind_spots(self) -> tuple[BlindSpot, ...]:
         """Every tensor without a measured gradient, with its reason."""

@@ -25,6 +25,7 @@ from fxgrad.instrumentation.plan import ProbePlan, plan_probes
 from fxgrad.instrumentation.probe import current, put
 from fxgrad.instrumentation.recording import Recording
 from fxgrad.record.recorder import Kept, Recorder
+from fxgrad.rewriting.apply import NodeRules, rules_of
 from fxgrad.schema import GradientFlow, Level, SiteKind, Statistics
 from fxgrad.structure import tensors_in
 from fxgrad.torch_private import functorch_active, global_hooks, has_hooks
@@ -110,31 +111,44 @@ class Engine:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the forward under observation where that makes sense, else as it is."""
-        if not self.recorder.on or not torch.is_grad_enabled() or functorch_active():
+        return self.run(args, kwargs, observe=True)
+
+    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, observe: bool) -> Any:
+        """Run the forward under the model's rewrite rules and, if ``observe``, under observation."""
+        observe = observe and self.recorder.on
+        rules = rules_of(self.model)
+        if not (observe or rules) or not torch.is_grad_enabled() or functorch_active():
             return self.forward(*args, **kwargs)
-        recording = self._begin()
+        recording = self._begin(rules, observe=observe)
         try:
             ready = self.chooser.choose(args, kwargs, self._names)
             if ready is None:
                 result = self._run_eager(recording, args, kwargs)
             else:
                 result = self._run_symbolic(recording, ready, args, kwargs)
+            if recording.rewriting is not None:
+                recording.rewriting.settle()
         except BaseException:
             recording.release()
             raise
         if recording.edges is not None:
             hook_edges(recording)
         recording.report = self.chooser.report()
-        self._live.add(recording)
+        if observe or recording.leaf_handles:
+            self._live.add(recording)
         return result
 
-    def _begin(self) -> Recording:
+    def _begin(self, rules: NodeRules | None, *, observe: bool) -> Recording:
         self.recorder.settle()
         self._release_finished()
         self.modules.refresh()
         expected = len(self._previous.sites) + len(self._previous.fan_out) if self._previous is not None else 0
-        recording = Recording(self.recorder, next(self._numbers), expected)
-        recording.parameters = self.parameters.refresh(self.modules.parameters)
+        recording = Recording(self.recorder, next(self._numbers) if observe else -1, expected)
+        if observe:
+            recording.parameters = self.parameters.refresh(self.modules.parameters)
+            recording.edges = EdgeNotes(None) if self.options.sites == "edge" else None
+        if rules is not None:
+            recording.rewriting = rules.begin(recording, observing=observe)
         return recording
 
     def _run_eager(self, recording: Recording, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -142,11 +156,9 @@ class Engine:
             recording.escalated = frozenset(self._previous.escalated)
         # Constants are written down anew as long as a trace may be compared with them.
         previous = None if self.chooser.compares else self._previous
-        if self.options.sites == "edge":
-            recording.edges = EdgeNotes(None)
-        if previous is not None and previous.repeated and self.may_plan:
+        if previous is not None and previous.repeated and self._may_plan(recording):
             recording.use(_probes(previous))
-        first = _First(self.may_plan and self._previous is None)
+        first = _First(self._may_plan(recording) and self._previous is None)
         session = Session(self.modules, recording, first.put, previous)
         result = session.run(self.forward, args, kwargs, self._names)
         first.retire(recording)
@@ -159,16 +171,15 @@ class Engine:
     ) -> Any:
         with torch.set_grad_enabled(True):  # gives the mode back, whatever the graph's switches and errors do
             if ready.function is None or ready.plan is None:
-                recording.edges = EdgeNotes(None) if self.options.sites == "edge" else None
-                first = _First(self.may_plan)
+                first = _First(self._may_plan(recording))
                 run = LearningRun(self.modules, recording, first.put, None)
                 result, numbers = run.run_trace(ready.trace, args, kwargs, self._names)
                 first.retire(recording)
                 ready.complete(recording.plan, numbers)
                 return result
-            if self.options.sites == "edge":
+            if recording.edges is not None:
                 recording.edges = EdgeNotes(ready.plan.beside_edges)
-            if self._plans_for(ready.plan):
+            if self._may_plan(recording) and self._plans_for(ready.plan):
                 recording.use(_probes(ready.plan))
             recording.follow(ready.plan)
             recording.escalated = frozenset(ready.plan.escalated)
@@ -179,9 +190,13 @@ class Engine:
             finally:
                 current.recording = outer
 
+    def _may_plan(self, recording: Recording) -> bool:
+        """A rule acts where a hook is, and changes what lies behind it, so that rules want every probe."""
+        return self.may_plan and recording.rewriting is None
+
     def _plans_for(self, plan: Plan) -> bool:
         """Whether probes may be left out of generated code: no hook was put on the modules next to a step since."""
-        if not self.may_plan or next(global_hooks(), None) is not None:
+        if next(global_hooks(), None) is not None:
             return False
         leaves = _probes(plan).leaves
         return not leaves or not any(has_hooks(self.modules.root.get_submodule(path)) for path in leaves)
@@ -189,7 +204,8 @@ class Engine:
     def _release_finished(self) -> None:
         """Take the hooks off the inputs of forward calls whose backward has run."""
         finished = {id(kept.recording) for kept in self.recorder.history}
-        for recording in [r for r in self._live if id(r) in finished]:
+        rewritten = {id(r) for r in self._live if r.rewriting is not None and r.rewriting.finished}
+        for recording in [r for r in self._live if id(r) in finished | rewritten]:
             recording.release()
             self._live.discard(recording)
 

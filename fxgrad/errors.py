@@ -52,3 +52,7 @@ class GraphvizMissingError(FxgradError, ImportError):
 
 class WatchError(FxgradError, RuntimeError):
     """A model cannot be watched in this way, or the watch was already removed."""
+
+
+class RuleError(FxgradError, ValueError):
+    """A rewrite rule cannot be applied: it selects nothing, broke its contract, or raised (then see ``__cause__``)."""

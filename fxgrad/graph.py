@@ -9,7 +9,7 @@ import difflib
 import math
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import networkx as nx
 
@@ -27,7 +27,8 @@ def to_networkx(flow: GradientFlow) -> nx.DiGraph[str]:
     A node has its names, and of the tensor that it returned the shape, dtype, device and statistics.  Where it
     returned several, theirs are prefixed by their position (``"[0].l2_norm"``) and ``l2_norm`` is the joint one.
     What was not measured is absent; ``blind_spot`` has the reason's word and ``blind_spot_detail`` a sentence (of
-    several outputs: prefixed, and ``blind_spot`` has the words of all of them).
+    several outputs: prefixed, and ``blind_spot`` has the words of all of them).  Where rewrite rules stand,
+    ``rewritten_by`` names them, and statistics of what they passed on are prefixed by ``after``.
 
     There is one edge per pair of nodes: ``output_position`` and ``arguments`` say which tensors it carries and as which
     arguments, ``uses`` how many there are.  Statistics of a single use stand as they are; those of several are prefixed
@@ -95,7 +96,12 @@ def _site_attributes(site: Site) -> _Plain:
     facts: dict[str, object] = {"shape": shape, "dtype": site.dtype, "device": site.device}
     if site.derived_from is not None:
         facts["derived_from"] = site.derived_from
-    return _present(facts) | _statistics_attributes(site.statistics)
+    after: _Plain = {}
+    if site.rewritten is not None:
+        facts["rewritten_by"] = ", ".join(site.rewritten.rules)
+        passed = _statistics_attributes(site.rewritten.after)
+        after = {f"after.{name}": value for name, value in passed.items()}
+    return _present(facts) | _statistics_attributes(site.statistics) | after
 
 
 def _statistics_attributes(statistics: Statistics | None) -> _Plain:
@@ -146,6 +152,11 @@ def joint_norm(measured: Iterable[Site | Edge]) -> float | None:
     if any(math.isnan(norm) for norm in norms):
         return math.nan
     return math.hypot(*norms) if norms else None
+
+
+def after_rules(site: Site) -> Site:
+    """The site with the statistics of what went on from it: what lies below it got that, after the rewrite rules."""
+    return site if site.passed_on is site.statistics else replace(site, statistics=site.passed_on)
 
 
 def find_site(flow: GradientFlow, name: str) -> Site:
@@ -200,8 +211,9 @@ def ratios(flow: GradientFlow) -> dict[str, float]:
             if site.statistics is None:
                 reached |= beyond
                 continue
-            before = joint_norm(beyond.values())
-            bad = any(s.statistics is not None and s.statistics.nonfinite for s in (site, *beyond.values()))
+            before = joint_norm(map(after_rules, beyond.values()))
+            sources = [site.statistics, *(s.passed_on for s in beyond.values())]
+            bad = any(s is not None and s.nonfinite for s in sources)
             if before and math.isfinite(before) and math.isfinite(site.statistics.l2_norm) and not bad:
                 found[site.id] = site.statistics.l2_norm / before
             reached[site.id] = site
@@ -237,7 +249,7 @@ def module_flows(flow: GradientFlow) -> tuple[ModuleFlow, ...]:
 
     found = []
     for call in flow.calls:
-        arrived = _whole_norm(sites[name] for name in dict.fromkeys(call.outputs) if name in sites)
+        arrived = _whole_norm(after_rules(sites[name]) for name in dict.fromkeys(call.outputs) if name in sites)
         passed = _whole_norm(sites[name] for name in dict.fromkeys(call.inputs) if name in sites)
         if not all(own(call, name) for name in call.inputs):
             passed = None

@@ -1,12 +1,7 @@
-"""Put an engine in place of a model's forward, and take it away again."""
+"""A model under observation: the handle that ``fxgrad.watch`` returns."""
 
 from __future__ import annotations
 
-import copy
-import threading
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
@@ -15,16 +10,14 @@ from torch import nn
 
 from fxgrad.engine import Engine, Options
 from fxgrad.errors import WatchError
+from fxgrad.hosting import host_of, lodge, own_forward, refuse_unhostable
 from fxgrad.schema import GradientFlow
-from fxgrad.torch_private import compiled_original
-
-_ABSENT = object()
-_MARK = "_fxgrad_watch"
-_installing = threading.RLock()
 
 
 class Watch:
     """A model under observation.  Made by ``fxgrad.watch``; also a context manager."""
+
+    observes = True
 
     def __init__(self, model: nn.Module, options: Options, *, every: int = 1, one_shot: bool = False) -> None:
         """``one_shot``: for a single call, which may lie above an outer watch on the same model."""
@@ -34,64 +27,28 @@ class Watch:
         self._every = every
         self._forwards = 0
         self._paused = False
-        self._saved: dict[str, Any] = {}
-        self.engine = Engine(model, model.forward, options)
+        self.one_shot = one_shot
+        self.engine = Engine(model, own_forward(model), options)
         self.engine.chooser.one_shot = one_shot
-        self._install()
+        self._host = lodge(model, self)
+        self._host.one_shots += one_shot
 
-    # ---- in place of the forward ---------------------------------------------------------------------------
+    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the model's own forward, observed where this call is to be."""
+        return self.engine.run(args, kwargs, observe=self._wants())
 
-    def _install(self) -> None:
-        with _installing:
-            self._forward = torch.compiler.disable(self._observe, recursive=True)  # type: ignore[no-untyped-call]
-            ours = {
-                "forward": self._forward, "__deepcopy__": self._deepcopy, "__reduce_ex__": self._reduce, _MARK: self,
-            }  # fmt: skip
-            own = self._model.__dict__
-            self._saved = {name: own.get(name, _ABSENT) for name in ours}
-            self._ours = ours
-            own.update(ours)
-
-    def _observe(self, *args: Any, **kwargs: Any) -> Any:
+    def _wants(self) -> bool:
         if self._paused or not self.engine.recorder.on:
-            return self.engine.forward(*args, **kwargs)
+            return False
         if self._model.training and torch.is_grad_enabled():
             self._forwards += 1
             if (self._forwards - 1) % self._every:
                 self.engine.rest()
-                return self.engine.forward(*args, **kwargs)
-        return self.engine(*args, **kwargs)
+                return False
+        return True
 
-    @contextmanager
-    def _plain(self) -> Iterator[None]:
-        """The model as it is without us, for the time that a copy of it is made."""
-        with _installing:
-            own = self._model.__dict__
-            ours = {name: own[name] for name in self._ours if name in own}
-            self._give_back()
-            try:
-                yield
-            finally:
-                own.update(ours)
-
-    def _give_back(self) -> None:
-        own = self._model.__dict__
-        for name, value in self._saved.items():
-            if value is _ABSENT:
-                own.pop(name, None)
-            else:
-                own[name] = value
-
-    def _deepcopy(self, memo: dict[int, Any]) -> Any:
-        with self._plain():
-            return copy.deepcopy(self._model, memo)
-
-    def _reduce(self, protocol: Any) -> Any:
-        with self._plain():
-            reduced = self._model.__reduce_ex__(protocol)
-            if isinstance(reduced, tuple) and len(reduced) > 2 and reduced[2] is self._model.__dict__:  # noqa: PLR2004
-                reduced = (*reduced[:2], dict(reduced[2]), *reduced[3:])
-            return reduced
+    def returned(self, result: Any) -> None:
+        """Nothing to do behind the forward."""
 
     # ---- for the user --------------------------------------------------------------------------------------
 
@@ -129,14 +86,8 @@ class Watch:
         if not self.engine.recorder.on:
             return
         self.engine.close()
-        if self._model.__dict__.get("forward") is self._forward:
-            self._give_back()
-            return
-        warnings.warn(
-            f"the forward of {type(self._model).__name__} was replaced while fxgrad watched it; fxgrad stays under it "
-            "as a pass-through. Remove the later replacement first to give the model back as it was.",
-            stacklevel=2,
-        )
+        self._host.one_shots -= self.one_shot
+        self._host.leave(self, "watched")
 
     def __enter__(self) -> Watch:  # noqa: PYI034  # Self is no part of typing before Python 3.11
         """The watch itself."""
@@ -151,8 +102,9 @@ class Watch:
 
 def watch_of(model: nn.Module) -> Watch | None:
     """The watch that is on this very model, if any."""
-    found: Watch | None = model.__dict__.get(_MARK)
-    return found
+    host = host_of(model)
+    guests = host.guests if host is not None else []
+    return next((guest for guest in guests if isinstance(guest, Watch) and not guest.one_shot), None)
 
 
 def refuse_unwatchable(model: Any) -> None:
@@ -161,19 +113,7 @@ def refuse_unwatchable(model: Any) -> None:
     Raises:
         WatchError: not a module, a compiled or scripted module, or one that is watched already.
     """
-    if not isinstance(model, nn.Module):
-        message = f"fxgrad.watch wants a torch.nn.Module, but got {type(model).__name__}"
-        raise WatchError(message)
-    name = type(model).__name__
-    if compiled_original(model) is not None:
-        message = (
-            f"this model is already compiled ({name}); hooks put on it now would never run. "
-            "Watch or instrument the model first and compile the result."
-        )
-        raise WatchError(message)
-    if isinstance(model, torch.jit.ScriptModule):
-        message = f"{name} is a scripted module, whose forward is not Python and cannot be observed; watch the original"
-        raise WatchError(message)
+    refuse_unhostable(model, "watch")
     if watch_of(model) is not None:
-        message = f"this {name} is watched already; call remove() on the first watch, or use its flow()"
+        message = f"this {type(model).__name__} is watched already; call remove() on the first watch, or use its flow()"
         raise WatchError(message)

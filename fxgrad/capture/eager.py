@@ -81,6 +81,8 @@ class Session(TorchFunctionMode):
         self.hooked: set[Ref] = set()
         self.hidden = False
         self._sequence = -1
+        if getattr(recording, "rewriting", None) is not None:
+            recording.partial = lambda: Plan(list(self.calls), list(self.spans), self.lost)
 
     # ---- entering and leaving -------------------------------------------------------------------------------
 
@@ -121,6 +123,7 @@ class Session(TorchFunctionMode):
         else:
             held = self._held_values()
             self.recording.plan = Plan(self.calls, self.spans, self.lost, set(), self.hooked, held, self.hidden)
+        self.recording.partial = None
 
     # ---- modules --------------------------------------------------------------------------------------------
 

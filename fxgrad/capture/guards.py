@@ -19,7 +19,7 @@ from fxgrad.capture.pictures import CONTAINERS, FUNCTIONS, SIMPLE, Same, picture
 from fxgrad.torch_private import children_of, global_hooks, has_hooks
 
 _INTERNAL = frozenset(nn.Module().__dict__) - {"training"}
-_OURS = frozenset({"forward", "__deepcopy__", "__reduce_ex__", "_fxgrad_watch"})
+_OURS = frozenset({"forward", "__deepcopy__", "__reduce_ex__", "_fxgrad_host", "_fxgrad_rewriting"})
 _READABLE = (*SIMPLE, *CONTAINERS, tuple)
 
 

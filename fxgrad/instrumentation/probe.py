@@ -21,6 +21,8 @@ def put(recording: Recording, value: Tensor, index: int) -> Any:
 
     The hook of a leaf tensor would outlive the graph, so the recording takes it off again.
     """
+    if recording.rewriting is not None:
+        return recording.rewriting.put(value, index)
     hook = recording.sink.hook(recording, index)
     handle: RemovableHandle = value.register_hook(hook)  # type: ignore[no-untyped-call]
     if value.is_leaf:

@@ -32,12 +32,13 @@ class Recording:
         expected: how many slots to prepare.
         planned: which sites get no hook in this call.
         edges: where values are in the autograd graph; None where edges are not measured.
+        rewriting: the rewrite rules of this call, which then put the hooks; None without rules.
+        partial: gives the graph of the calls so far, while the model's own Python runs.
     """
 
     __slots__ = (
         "__weakref__", "edges", "escalated", "expected", "leaf_handles", "not_required", "number", "parameters", "part",
-        "plan", "planned",
-        "report", "shapes", "sink", "table", "task", "untold",
+        "partial", "plan", "planned", "report", "rewriting", "shapes", "sink", "table", "task", "untold",
     )  # fmt: skip
 
     def __init__(self, sink: Any, number: int, expected: int) -> None:
@@ -54,6 +55,8 @@ class Recording:
         self.report: Any = None
         self.parameters: Any = ()
         self.escalated: frozenset[int] = frozenset()
+        self.rewriting: Any = None
+        self.partial: Any = None
         self.edges: EdgeNotes | None = None
         self.use(NO_PLAN)
 

@@ -14,7 +14,7 @@ import graphviz
 from fxgrad.errors import OptionError
 from fxgrad.render.boxes import boxes_of
 from fxgrad.render.labels import Labels, joint, short
-from fxgrad.render.palette import DROP, DROP_EDGE, EDGES, LOOKS, Scale, text_colour
+from fxgrad.render.palette import DROP, DROP_EDGE, EDGES, LOOKS, REWRITTEN, Scale, text_colour
 from fxgrad.render.words import Look, check_norm, norm_words, number
 from fxgrad.schema import Edge, GradientFlow, NormWord
 from fxgrad.store import write_whole
@@ -162,6 +162,8 @@ class _Picture:
             attributes = {"shape": "plaintext", "fontcolor": "#444444"}
         if not box.single:
             attributes = (_STACK if box.blocks else _FOLDER) | attributes
+        if self.labels.rewritten(box) and look != "nonfinite":
+            attributes |= REWRITTEN if look != "zero" else {"color": REWRITTEN["color"], "penwidth": "2"}
         if self.labels.drops(box) and look != "nonfinite":
             # A double border has no room for a wide pen between its lines.
             attributes |= DROP if look != "zero" else {"color": DROP["color"], "penwidth": "2"}
@@ -218,6 +220,8 @@ class _Picture:
         swatches += [(f"legend_{look}", words, LOOKS[look]) for look, words in _WORDS.items() if look in self.looks]
         if self.flow.event.sites == "edge":
             swatches.append(("legend_edges", _EDGE_WORDS, {"shape": "plaintext"}))
+        if any(map(self.labels.rewritten, self.boxes)):
+            swatches.append(("legend_rewritten", ["rewritten by a rule"], REWRITTEN))
         if self.dropped:
             swatches.append(("legend_drop", _DROP_WORDS, DROP))
         for name, words, attributes in swatches:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from fxgrad.graph import joint_norm
+from fxgrad.graph import after_rules, joint_norm
 from fxgrad.schema import Edge, GradientFlow, Site
 
 
@@ -27,7 +27,7 @@ class Gains:
         ``norm`` also where one is outside of the accumulator's range), and where an input has other users as well, so
         that the part of these nodes cannot be told from the rest.  Parts measured at the edges are told apart.
         """
-        received = list(outputs)
+        received = [after_rules(site) for site in outputs]
         passed: dict[str, Site | Edge] = {}
         for edge in (edge for key in keys for edge in self._into.get(key, [])):
             name = edge.producer + edge.output_position

@@ -9,7 +9,7 @@ from dataclasses import fields
 from fxgrad.graph import Drop, biggest_drops, joint_norm, ratios, sites_of
 from fxgrad.render.boxes import Box
 from fxgrad.render.gains import Gains
-from fxgrad.render.words import Look, look_of, norm_words, number, shape_words
+from fxgrad.render.words import Look, look_of, norm_words, number, rewritten_words, shape_words
 from fxgrad.schema import BlindSpot, Edge, GradientFlow, Node, NormWord, Site, Statistics
 
 _NAME = 44  # characters of a name in a label; the tooltip has all of it
@@ -54,6 +54,10 @@ class Labels:
         """Those of the biggest drops of the flow that lie in this box, if they are below a twentieth."""
         return [self._drops[site.id] for site in self._inner(box) if site.id in self._drops]
 
+    def rewritten(self, box: Box) -> list[Site]:
+        """The sites in this box at which rewrite rules stand."""
+        return [site for site in self._inner(box) if site.rewritten is not None]
+
     def _inner(self, box: Box) -> list[Site]:
         return [site for node in box.all_nodes for site in self._sites.get(node.key, [])]
 
@@ -74,6 +78,8 @@ class Labels:
             # The last in forward order is the first that the backward pass comes to.
             bad = [site for site in self._inner(box) if look_of(site.statistics) == "nonfinite"][-1]
             lines.append(f"{norm_words(bad.statistics, self._norm)} at {short(_below(bad.id, box.path))}")
+        if self.rewritten(box):
+            lines.append(f"{len(self.rewritten(box))} rewritten inside")
         return lines + [
             f"DROP x{number(drop.ratio)} at {short(_below(drop.site.id, box.path))}" for drop in self.drops(box)
         ]
@@ -91,6 +97,8 @@ class Labels:
         reasons = dict.fromkeys(spot.reason for spot in self._spots.get(node.key, []))
         if reasons:
             lines.append("blind: " + ", ".join(reasons))
+        # Who did it is in the tooltip.
+        lines += [rewritten_words(site, self._norm).partition(" by ")[0] for site in self.rewritten(box)[:_TENSORS]]
         return lines + [f"DROP x{number(drop.ratio)}" for drop in self.drops(box)]
 
     def _norm_line(self, box: Box) -> str:
@@ -148,6 +156,9 @@ class Labels:
 
     def _site_tooltip(self, site: Site) -> list[str]:
         lines = [f"{site.id}: {shape_words(site)} on {site.device}", f"  {_all_statistics(site.statistics)}"]
+        if site.rewritten is not None:
+            rules = ", ".join(site.rewritten.rules)
+            lines.append(f"  rewritten by {rules}: {_all_statistics(site.rewritten.after)}")
         if site.id in self._ratios:
             lines.append(f"  ratio to the sites nearer to the loss {number(self._ratios[site.id])}")
         return lines

@@ -36,6 +36,8 @@ LOOKS: dict[str, dict[str, str]] = {
 }  # fmt: skip
 #: What marks one of the biggest drops, and the edges through which the larger gradient came; width tells it in grey.
 DROP = {"color": "#d55e00", "penwidth": "4"}
+#: What marks a site where rewrite rules stand.
+REWRITTEN = {"color": "#0072b2", "penwidth": "3"}
 DROP_EDGE = {"color": "#d55e00", "penwidth": "4"}
 
 #: Lines over which something else than an ordinary number flows back.

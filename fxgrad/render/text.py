@@ -16,6 +16,7 @@ from fxgrad.render.words import (
     look_of,
     norm_words,
     number,
+    rewritten_words,
     shape_words,
     short_source,
 )
@@ -66,7 +67,7 @@ def table(flow: GradientFlow, *, norm: NormWord = "l2_norm", limit: int | None =
     for site in shown:
         marker = "<- drop " if site.id in drops else ""
         words = [
-            _site_words(site),
+            f"{_site_words(site)} {rewritten_words(site, norm)}".strip(),
             shape_words(site),
             norm_words(site.statistics, norm),
             _bar(site, norm, scale),

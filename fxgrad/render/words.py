@@ -67,6 +67,14 @@ def norm_words(statistics: Statistics | None, norm: NormWord) -> str:
     return number(statistics.norm(norm))
 
 
+def rewritten_words(site: Site, norm: NormWord) -> str:
+    """What rewrite rules made of a site's gradient, and which ones; empty where none stands."""
+    if site.rewritten is None:
+        return ""
+    after = "did not run" if site.rewritten.after is None else f"-> {norm_words(site.rewritten.after, norm)}"
+    return f"rewritten {after} by {', '.join(site.rewritten.rules)}"
+
+
 def shape_words(site: Site) -> str:
     """``8x64x32x32 float32``; ``scalar`` for no dimensions."""
     return f"{'x'.join(map(str, site.shape)) or 'scalar'} {site.dtype}"

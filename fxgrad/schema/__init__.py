@@ -22,9 +22,11 @@ from fxgrad.schema.records import (
     ModuleFlow,
     Node,
     ParameterRecord,
+    Rewritten,
     Site,
     Statistics,
 )
+from fxgrad.schema.rewriting import NotRewritten, RewriteReport, RuleRecord
 from fxgrad.schema.words import REASONS, FrontEnd, Level, NormWord, Reason, SiteKind
 
 __all__ = [
@@ -41,8 +43,12 @@ __all__ = [
     "ModuleFlow",
     "Node",
     "NormWord",
+    "NotRewritten",
     "ParameterRecord",
     "Reason",
+    "RewriteReport",
+    "Rewritten",
+    "RuleRecord",
     "Sink",
     "Site",
     "SiteKind",

@@ -221,6 +221,22 @@ class Consumer:
 
 
 @dataclass(frozen=True, slots=True)
+class Rewritten:
+    """What happened to the gradient of a site after it was measured.
+
+    Attributes:
+        rules: names of the rules that stand at the site, in the order in which they run.
+        ran: how often each of them ran at the site, in all backward passes through this forward call until the flow was
+            first read: 0 where its step has not come, or where nothing arrived.
+        after: statistics of what they passed on; None where they did not run.
+    """
+
+    rules: tuple[str, ...]
+    ran: tuple[int, ...]
+    after: Statistics | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Site(_HasStatistics):
     """A place where a gradient is observed: one tensor that ``node`` returned.
 
@@ -230,7 +246,8 @@ class Site(_HasStatistics):
         consumer: None for the total gradient of the value; else the one use whose part this is.
         shape, dtype, device: of the value (``"float32"``, ``"cuda:0"``).
         derived_from: the site whose gradient this one's statistics were taken from, None where measured itself.
-        statistics: of the gradient, None where none was measured (then ``flow.blind_spots`` says why).
+        statistics: of the gradient as it arrived, None where none was measured (then ``flow.blind_spots`` says why).
+        rewritten: what rewrite rules made of it then; None where none stands here.
     """
 
     node: Node
@@ -241,6 +258,13 @@ class Site(_HasStatistics):
     statistics: Statistics | None
     consumer: Consumer | None = None
     derived_from: str | None = None
+    rewritten: Rewritten | None = None
+
+    @property
+    def passed_on(self) -> Statistics | None:
+        """Statistics of the gradient that went on from here: after the rewrite rules, where some ran."""
+        after = None if self.rewritten is None else self.rewritten.after
+        return self.statistics if after is None else after
 
     @property
     def key(self) -> str:

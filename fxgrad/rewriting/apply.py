@@ -1,0 +1,351 @@
+"""The sink that rewrites at sites: one hook per value runs observation and rules in the order of the backward pass."""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+from fxgrad.errors import RuleError
+from fxgrad.rewriting.edges import Made, attach
+from fxgrad.rewriting.resolving import Resolution, nothing_found
+from fxgrad.rewriting.rule import Rule, apply_through
+from fxgrad.rewriting.state import Bound, State
+from fxgrad.schema import Site
+from fxgrad.torch_private import base_of, current_backward
+
+if TYPE_CHECKING:
+    from torch.utils.hooks import RemovableHandle
+
+MARK = "_fxgrad_rewriting"
+_KEPT = 4  # plans whose resolution is kept: train and eval, with and without an optional argument
+_LOST = "the value is changed in place through a view, so that autograd replaced the node that a hook would sit on"
+_NO_GRADIENT = "nothing that the value depends on requires a gradient"
+
+
+def rules_of(model: nn.Module) -> NodeRules | None:
+    """The rules that act at the sites of this very model, if there are any."""
+    found: NodeRules | None = model.__dict__.get(MARK)
+    return found if found is not None and (found.bound or found.at_edges) else None
+
+
+class NodeRules:
+    """The rules at the sites of one model, of all its rewrites, in the order in which they run."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = weakref.ref(model)
+        self._states: list[State] = []
+        self.bound: list[Bound] = []
+        self.at_edges: list[Bound] = []
+        self._resolved: list[Resolution] = []
+        self.backward: int | None = None
+        self.done: list[str] = []  # sites rewritten in that backward pass, for error messages
+
+    def add(self, state: State) -> None:
+        """Take in the rules of a rewrite, behind those that are there."""
+        self._states.append(state)
+        self._refresh()
+
+    def drop(self, state: State) -> None:
+        """Forget the rules of a rewrite."""
+        self._states = [other for other in self._states if other is not state]
+        self._refresh()
+
+    def _refresh(self) -> None:
+        self.bound = [bound for state in self._states for bound in state.of_nodes]
+        self.at_edges = [bound for state in self._states for bound in state.of_edges]
+        self._resolved = []
+
+    @property
+    def through(self) -> bool:
+        """Whether a rule acts between what a call returns and takes."""
+        return any(rule.through for _, _, rule in self.bound)
+
+    def begin(self, recording: Any, *, observing: bool) -> Pass:
+        """Rules for one forward call."""
+        return Pass(self, recording, observing=observing)
+
+    def resolve(self, plan: Any) -> Resolution:
+        """Which rules act where in this plan."""
+        for known in self._resolved:
+            if known.plan is plan:
+                return known
+        made = self.resolve_anew(plan)
+        self._resolved = [*self._resolved, made][-_KEPT:]
+        return made
+
+    def resolve_anew(self, plan: Any) -> Resolution:
+        """The same, for a plan that will not come again."""
+        model = self._model()
+        if model is None:  # only a model that lives is called
+            message = "the model of these rules is gone"
+            raise RuntimeError(message)
+        return Resolution(plan, self.bound, self.at_edges, model)
+
+    def note(self, site: str) -> None:
+        """A site is about to be rewritten."""
+        task = current_backward()
+        if task != self.backward:
+            self.backward, self.done = task, []
+        self.done.append(site)
+
+
+class Entry:
+    """A site in a chain; the number may be set later (reentrant checkpointing)."""
+
+    __slots__ = ("index",)
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+
+
+class Chain:
+    """The tensor hook of one value: its sites, that of the latest call first, as the backward pass comes to them."""
+
+    __slots__ = ("entries", "run")
+    __torch_unserializable__ = True
+
+    def __init__(self, run: Pass, entry: Entry) -> None:
+        self.run = run
+        self.entries = [entry]
+
+    def __call__(self, gradient: Tensor) -> Tensor | None:
+        """The gradient after observation and rules; None where no rule changed it."""
+        return self.run.gradient(self.entries, gradient)
+
+
+class Through:
+    """The hook on an autograd node, for rules that act on what a call passes back."""
+
+    __slots__ = ("entry", "run", "unfit")
+    __torch_unserializable__ = True
+
+    def __init__(self, run: Pass, entry: Entry, unfit: str) -> None:
+        self.run = run
+        self.entry = entry
+        self.unfit = unfit  # why this node does not stand for the call; empty where it does
+
+    def __call__(self, passed: tuple[Tensor | None, ...], received: tuple[Tensor | None, ...]) -> Any:
+        """What the call passes back instead; None where no rule acts."""
+        return self.run.passed_back(self, passed, received)
+
+
+class Pass:
+    """The rules during one forward call and its backward passes.
+
+    Attributes:
+        fired: whether a gradient has come.
+    """
+
+    def __init__(self, rules: NodeRules, recording: Any, *, observing: bool) -> None:
+        self.rules = rules
+        self.recording = recording
+        self.observing = observing
+        self.fired = False
+        self._through = rules.through
+        self._table: dict[int, tuple[Bound, ...]] | None = None
+        self._after: dict[int, int] = {}
+        self._names: tuple[Site, ...] = ()
+        self._ran: Counter[tuple[int, int]] = Counter()  # by site, and place of the rule there
+        self._chains: dict[int, tuple[weakref.ref[Tensor], Any, Chain]] = {}
+        self._made: Made = {}
+        self._nodes: set[Any] = set()  # autograd nodes of the values so far, where a rule needs to know them
+
+    # ---- forward -----------------------------------------------------------------------------------------------
+
+    def put(self, value: Tensor, index: int) -> Entry:
+        """Put the hook of site ``index`` on ``value``.  A value that has one gets its further site in front of it."""
+        entry = Entry(index)
+        if self._unneeded(index):
+            return entry
+        node = value.grad_fn
+        if self.rules.at_edges and node is not None:
+            self._made[index] = (node, value.output_nr)
+        key = id(value)
+        known = self._chains.get(key)
+        if known is not None and known[0]() is value and known[1] is node:
+            known[2].entries.insert(0, entry)  # a call that returned the very tensor that it was given
+            return entry
+        chain = Chain(self, entry)
+        handle: RemovableHandle = value.register_hook(chain)  # type: ignore[no-untyped-call]
+        if value.is_leaf:
+            self.recording.leaf_handles.append(handle)
+        elif self._through and node is not None:
+            node.register_hook(Through(self, entry, self._unfit(value, node)))
+        chains = self._chains
+        self._chains[key] = (weakref.ref(value, lambda _: chains.pop(key, None)), node, chain)
+        return entry
+
+    def _unfit(self, value: Tensor, node: Any) -> str:
+        """Why the autograd node of a value does not stand for the call that returned it; empty where it does."""
+        self._nodes.add(node)
+        if base_of(value) is not None:
+            return "it returned or changed a view, whose autograd operation is that of the view"
+        origins = [origin for origin, _ in node.next_functions if origin is not None]
+        if all(origin in self._nodes or type(origin).__name__ == "AccumulateGrad" for origin in origins):
+            return ""
+        return "it is several autograd operations"
+
+    def _unneeded(self, index: int) -> bool:
+        """Whether it is known beforehand that nothing happens at a site."""
+        if self.observing or self._through or self.rules.at_edges or index < 0:
+            return False
+        if self._table is None and self.recording.plan is not None:
+            self._take(self.rules.resolve(self.recording.plan))
+        return self._table is not None and index not in self._table
+
+    def settle(self) -> None:
+        """The forward has returned: now it is known which site is which.
+
+        Raises:
+            RuleError: a rule selects no site, or only sites whose gradient no hook can rewrite.
+        """
+        self._chains.clear()
+        self._nodes.clear()
+        resolution = self.rules.resolve(self.recording.plan)
+        self._take(resolution)
+        if resolution.uses is not None:
+            attach(self, self.rules.at_edges, resolution.uses, self._made)
+        self._made = {}
+        lost = self._lost()
+        if lost:
+            self._table = {number: bound for number, bound in resolution.table.items() if number not in lost}
+        for (state, number, rule), sites in zip(self.rules.bound, resolution.by_rule, strict=True):
+            self._check(state, number, rule, sites, lost)
+
+    def _take(self, resolution: Resolution) -> None:
+        self._table, self._after, self._names = resolution.table, resolution.after, resolution.sites
+        escalated = self.recording.escalated
+        if escalated:  # what a site passes on is measured like what it received
+            self.recording.escalated = escalated | {self._after[n] for n in escalated if n in self._after}
+
+    def _lost(self) -> set[int]:
+        plan, untold = self.recording.plan, set(self.recording.untold)
+        if not plan.lost:
+            return untold
+        return untold | {n for n, spec in enumerate(plan.sites) if (spec.call, spec.output.position) in plan.lost}
+
+    def _check(self, state: State, number: int, rule: Rule, sites: list[int], lost: set[int]) -> None:
+        where = rule.where
+        if not sites and number not in state.found and not getattr(where, "optional", False):
+            raise RuleError(nothing_found(rule, self._names))
+        for site in sites:
+            place = (number, self._names[site].id)
+            if number not in state.found or site in lost:
+                state.audit.expect(place)
+            if site in lost:
+                state.not_rewritten.setdefault(place, _LOST)
+            elif site in self.recording.not_required and self._grad_was_on(site):
+                state.not_rewritten.setdefault(place, _NO_GRADIENT)
+            else:
+                state.not_rewritten.pop(place, None)
+        if sites and lost.issuperset(sites):
+            names = ", ".join(self._names[site].id for site in sites[:5])
+            message = f"rule {rule.name!r} cannot rewrite {names}: {_LOST}. Select the call that made the change."
+            raise RuleError(message)
+        if sites:
+            state.found.add(number)
+
+    def _grad_was_on(self, site: int) -> bool:
+        """Values computed without gradients may be computed again by a checkpoint, and then rules act there."""
+        plan = self.recording.plan
+        on: bool = plan.calls[plan.sites[site].call].grad_enabled
+        return on
+
+    # ---- backward ----------------------------------------------------------------------------------------------
+
+    @property
+    def finished(self) -> bool:
+        """Whether a gradient has come that nothing but the rules waits for."""
+        return self.fired and not self.observing
+
+    def told(self, number: int) -> tuple[tuple[str, ...], tuple[int, ...], int] | None:
+        """For the flow: the names of the rules at a site, how often each ran, and the slot of what they passed on."""
+        bound = (self._table or {}).get(number)
+        if not bound:
+            return None
+        ran = tuple(self._ran[number, place] for place in range(len(bound)))
+        return tuple(rule.name for _, _, rule in bound), ran, self._after[number]
+
+    def gradient(self, entries: list[Entry], gradient: Tensor) -> Tensor | None:
+        """Run through the sites of one value.
+
+        Raises:
+            RuleError: a rule raised or broke its contract.
+        """
+        self.fired = True
+        table = self._known_table()
+        result = gradient
+        for entry in entries:
+            index = entry.index
+            if index < 0:
+                continue
+            if self.observing:
+                self.recording.sink.observe(self.recording, index, result)
+            bound = table.get(index)
+            if bound is not None:
+                result = self._rewrite(index, bound, result)
+                if self.observing and index in self._after:
+                    self.recording.sink.observe(self.recording, self._after[index], result)
+        return None if result is gradient else result
+
+    def _known_table(self) -> dict[int, tuple[Bound, ...]]:
+        if self._table is not None:
+            return self._table
+        # A backward pass inside of the model's forward: the calls up to here are known, and keep their sites.
+        early = self.rules.resolve_anew(self.recording.partial())
+        self._names = early.sites
+        return early.table
+
+    def _rewrite(self, index: int, bound: tuple[Bound, ...], gradient: Tensor) -> Tensor:
+        site = self._names[index].id
+        result = gradient
+        for place, (state, number, rule) in enumerate(bound):
+            if rule.through or not state.runs(rule):
+                continue
+            self._ran[index, place] += 1
+            try:
+                result = state.one(number, site, result)
+            except RuleError as error:
+                raise RuleError(self.with_done(error)) from (error.__cause__ or error)
+        if result is not gradient:
+            self.rules.note(site)
+        return result
+
+    def passed_back(self, hook: Through, passed: tuple[Tensor | None, ...], received: tuple[Tensor | None, ...]) -> Any:
+        """What a call passes back to its input, after the rules that act there."""
+        index = hook.entry.index
+        bound = self._known_table().get(index, ()) if index >= 0 else ()
+        result = passed
+        for place, (state, number, rule) in enumerate(bound):
+            if not (rule.through and state.runs(rule)):
+                continue
+            self._ran[index, place] += 1
+            site = self._names[index].id
+            try:
+                if hook.unfit:
+                    message = f"rule {rule.name!r} cannot act at {site!r}: {hook.unfit}"
+                    raise RuleError(message)  # noqa: TRY301  # to be completed below
+                new = apply_through(rule, result, received, state.moment(number, site))
+            except RuleError as error:
+                raise RuleError(self.with_done(error)) from (error.__cause__ or error)
+            if new is not None:
+                before = new if result[0] is None else result[0]
+                state.audit.note((number, site), {"": before}, {"": new})
+                result = (new,)
+        if result is passed:
+            return None
+        self.rules.note(self._names[index].id)
+        return result
+
+    def with_done(self, error: RuleError) -> str:
+        """The message of an error, with what was rewritten before it."""
+        done = self.rules.done if self.rules.backward == current_backward() else []
+        if not done:
+            return f"{error}. No other site was rewritten in this backward pass; it stops here."
+        return (
+            f"{error}. The backward pass stops here, half of it rewritten: at {', '.join(done)}. Clear the gradients "
+            "with zero_grad() before you go on."
+        )

@@ -1,0 +1,206 @@
+"""Rules at parameters in the backward pass: as a gradient arrives, or at the end on what the pass contributed."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, distributed
+from torch.utils.hooks import RemovableHandle
+
+from fxgrad.errors import RuleError
+from fxgrad.rewriting.layers import Gradients, Units, compute, separate
+from fxgrad.rewriting.state import State
+from fxgrad.torch_private import at_end_of_backward, current_backward, version_of
+
+
+@dataclass(slots=True, eq=False)
+class _Before:
+    """The gradient of a parameter before this pass added to it, and what it added."""
+
+    parameter: Tensor
+    grad: Tensor | None
+    version: int
+    saved: Tensor | None
+    added: Tensor | None = None
+
+
+@dataclass(slots=True, eq=False)
+class _Event:
+    """One backward pass, with those inside of it."""
+
+    thread: int
+    before: dict[int, _Before] = field(default_factory=dict)
+    certain_end: bool = False
+
+
+class BackwardRules:
+    """The rules of one rewrite that act in each backward pass."""
+
+    def __init__(self, state: State, units: Units) -> None:
+        self._state = state
+        self.at_end = [b for b in state.of_parameters if b[2].where.per == "backward"]  # type: ignore[attr-defined]
+        self.on_arrival = [b for b in state.of_parameters if b[2].where.per == "arrival"]  # type: ignore[attr-defined]
+        self._units = units
+        self._hooks: dict[tuple[int, int], tuple[Tensor, RemovableHandle]] = {}
+        self._open: dict[int, _Event] = {}
+        self._lock = threading.RLock()
+
+    def refresh(self) -> None:
+        """Follow the model's parameters."""
+        wanted: dict[tuple[int, int], tuple[Tensor, Any]] = {}
+        for parameter in self._units.parameters(self.at_end):
+            wanted[id(parameter), -1] = (parameter, _Contribution(self, parameter))
+        for state, number, _ in self.on_arrival:
+            for unit in self._units.of(number):
+                for _, parameter in unit.members:
+                    wanted[id(parameter), number] = (parameter, _OnArrival(state, number, unit.name))
+        for key in self._hooks.keys() - wanted.keys():
+            self._hooks.pop(key)[1].remove()
+        for key, (parameter, hook) in wanted.items():
+            if parameter.requires_grad and key not in self._hooks:
+                self._hooks[key] = (parameter, parameter.register_hook(hook))  # type: ignore[no-untyped-call]
+
+    def remove(self) -> None:
+        """Take the hooks off."""
+        for _, handle in self._hooks.values():
+            handle.remove()
+        self._hooks.clear()
+        self._open.clear()
+
+    # ---- one backward pass -------------------------------------------------------------------------------------
+
+    def begin(self) -> _Event:
+        """The event of the backward pass that is running; one inside of another belongs to the outer one."""
+        task = current_backward()
+        event = self._open.get(task)
+        if event is not None:
+            return event
+        thread = threading.get_ident()
+        with self._lock:
+            outer = next((e for e in self._open.values() if e.thread == thread and e.certain_end), None)
+            event = self._open[task] = outer or _Event(thread)
+        if outer is None:
+            # Once more from the end itself, so as to come behind DistributedDataParallel, which waits there for the
+            # reduced gradients.
+            event.certain_end = at_end_of_backward(lambda: self._last(event))
+        return event
+
+    def _last(self, event: _Event) -> None:
+        if not at_end_of_backward(lambda: self._finish(event)):
+            self._finish(event)
+
+    def settle(self) -> None:
+        """Before a forward or a step: end passes whose end torch did not announce, forget those that raised."""
+        thread = threading.get_ident()
+        for event in {id(e): e for e in self._open.values() if e.thread == thread}.values():
+            if event.certain_end:
+                self._close(event)
+            else:
+                self._finish(event)
+
+    def _close(self, event: _Event) -> bool:
+        with self._lock:
+            tasks = [task for task, found in self._open.items() if found is event]
+            for task in tasks:
+                del self._open[task]
+        return bool(tasks)
+
+    def arrive(self, parameter: Tensor, gradient: Tensor) -> None:
+        """A gradient comes to a parameter; it is added to ``.grad`` right after this."""
+        if self._state.quiet():
+            return
+        before = self.begin().before
+        known = before.get(id(parameter))
+        if known is None:
+            grad = parameter.grad
+            saved = None if grad is None else grad.detach().clone()
+            known = _Before(parameter, grad, -1 if grad is None else version_of(grad), saved)
+            before[id(parameter)] = known
+            if saved is not None and _several_ranks():
+                message = (
+                    f"{self._names()} act(s) on what one backward pass contributes, but gradients are accumulated in a "
+                    "distributed run, where DistributedDataParallel reduces the accumulated .grad and not the "
+                    "contribution. Use per='step', or call zero_grad() before each backward pass."
+                )
+                raise RuleError(message)
+        if known.saved is not None:
+            known.added = gradient if known.added is None else known.added + gradient
+
+    def _names(self) -> str:
+        return ", ".join(f"rule {rule.name!r}" for _, _, rule in self.at_end)
+
+    def _finish(self, event: _Event) -> None:
+        if not self._close(event):
+            return
+        contributed: Gradients = {}
+        for key, before in event.before.items():
+            grad = before.parameter.grad
+            if grad is None or (grad is before.grad and version_of(grad) == before.version):
+                continue  # autograd.grad: nothing was added to .grad
+            added = grad if before.saved is None else before.added
+            if added is not None:
+                contributed[key] = (before.parameter, added.detach())
+        new = separate(compute(self.at_end, self._units, contributed))
+        with torch.no_grad():
+            for key, (parameter, gradient) in new.items():
+                saved = event.before[key].saved
+                parameter.grad = gradient if saved is None else saved + gradient
+
+
+class _Contribution:
+    """The hook of a parameter whose rules run at the end of the pass."""
+
+    __slots__ = ("parameter", "rules")
+    __torch_unserializable__ = True
+
+    def __init__(self, rules: BackwardRules, parameter: Tensor) -> None:
+        self.rules = rules
+        self.parameter = parameter
+
+    def __call__(self, gradient: Tensor) -> None:
+        """Note what arrives."""
+        self.rules.arrive(self.parameter, gradient)
+
+
+class _OnArrival:
+    """The hook of a parameter with a rule that runs as its gradient arrives."""
+
+    __slots__ = ("name", "number", "state")
+    __torch_unserializable__ = True
+
+    def __init__(self, state: State, number: int, name: str) -> None:
+        self.state = state
+        self.number = number
+        self.name = name
+
+    def __call__(self, gradient: Tensor) -> Tensor | None:
+        """The gradient after the rule; None where it is left alone."""
+        if not self.state.runs(self.state.rules[self.number]):
+            return None
+        result = self.state.one(self.number, self.name, gradient)
+        return None if result is gradient else result
+
+
+class Begin:
+    """A hook on what the model returns: the backward pass begins here, and not in a checkpoint inside of it."""
+
+    __slots__ = ("rules",)
+    __torch_unserializable__ = True
+
+    def __init__(self, rules: BackwardRules) -> None:
+        self.rules = rules
+
+    def __call__(self, gradient: Tensor) -> None:
+        """Open the event."""
+        del gradient
+        self.rules.begin()
+
+
+def _several_ranks() -> bool:
+    return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
+
+
+__all__ = ["BackwardRules", "Begin"]
