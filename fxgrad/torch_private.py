@@ -15,6 +15,8 @@ import torch
 import torch.nn.modules.module as _module
 from torch import Tensor, nn
 
+from fxgrad.errors import CaptureError
+
 
 def without_torch_function() -> AbstractContextManager[Any]:
     """A context in which our own tensor calls do not come back to us through a TorchFunctionMode.
@@ -134,3 +136,25 @@ def acts_after_accumulation(parameter: Tensor) -> bool:
 def compiled_original(module: nn.Module) -> nn.Module | None:
     """The model inside of a ``torch.compile``d module, or None (``OptimizedModule._orig_mod``)."""
     return children_of(module).get("_orig_mod") if type(module).__name__ == "OptimizedModule" else None
+
+
+def fake_mode() -> Any:
+    """A new ``torch._subclasses.FakeTensorMode``, which ``torch.compile`` itself stands on; no public name has it.
+
+    Raises:
+        CaptureError: this torch has none; the function engine cannot work then.
+    """
+    try:
+        from torch._subclasses.fake_tensor import FakeTensorMode
+    except ImportError as error:
+        message = f"torch {torch.__version__} has no fake tensors, which engine='function' needs; use engine='hook'"
+        raise CaptureError(message) from error
+    return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def clear_hooks(module: nn.Module) -> None:
+    """Take all hooks off ``module``, a copy of ours, without handles (the registries that ``has_hooks`` reads)."""
+    for name in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"):
+        registry = module.__dict__.get(name)
+        if registry:
+            registry.clear()

@@ -18,6 +18,7 @@ Reason = Literal[
     "not_reached",
     "inside_leaf",
     "changed_through_view",
+    "no_probe",
     "statistic_failed",
 ]
 
@@ -32,5 +33,6 @@ REASONS: Mapping[Reason, str] = {
     "not_reached": "the value requires a gradient, but the backward pass never came to it",
     "inside_leaf": "the value lives inside a module or function that is observed as one node",
     "changed_through_view": "the value was changed in place through a view, so autograd replaced its node",
+    "no_probe": "no probe of this engine may stand at the value without changing what is computed",
     "statistic_failed": "the gradient arrived, but no statistic could be computed of it",
 }
