@@ -60,3 +60,20 @@ class FakeModel:
         """Where the copy and its tensors may be used."""
         with self.mode, torch.enable_grad():
             yield
+
+
+def fake_inputs(values: Any) -> tuple[Any, list[Any]]:
+    """A mode, and stand-ins for the inputs of a graph; numbers stay as they are.
+
+    A tensor that is no leaf stays none, since a graph may change it in place.
+    """
+    mode = fake_mode()
+    made: list[Any] = []
+    with mode:
+        for value in values:
+            if not isinstance(value, Tensor):
+                made.append(value)
+                continue
+            leaf = mode.from_tensor(value.detach(), static_shapes=True).requires_grad_(value.requires_grad)
+            made.append(leaf if value.is_leaf else leaf.clone())
+    return mode, made

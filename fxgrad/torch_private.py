@@ -15,7 +15,7 @@ import torch
 import torch.nn.modules.module as _module
 from torch import Tensor, nn
 
-from fxgrad.errors import CaptureError
+from fxgrad.errors import CaptureError, OptionError
 
 
 def without_torch_function() -> AbstractContextManager[Any]:
@@ -158,3 +158,19 @@ def clear_hooks(module: nn.Module) -> None:
         registry = module.__dict__.get(name)
         if registry:
             registry.clear()
+
+
+def inner_compiler(name: Any) -> Any:
+    """The backend of this name (``torch._dynamo.lookup_backend``); a function is one already.
+
+    Raises:
+        OptionError: torch knows no such backend.
+    """
+    from torch._dynamo.backends.registry import lookup_backend
+    from torch._dynamo.exc import InvalidBackend
+
+    try:
+        return lookup_backend(name)
+    except InvalidBackend as error:
+        message = f"inner={name!r} is not a backend of torch.compile; torch.compiler.list_backends() names them"
+        raise OptionError(message) from error

@@ -73,9 +73,14 @@ def fresh(value: Tensor) -> Tensor:
     """A copy for an in-place op to change, since an autograd function's output must not be changed.
 
     Without a compiler, what autograd saved of the value is marked as changed, so that an error in the model's own
-    backward pass stays an error.  A compiler makes every graph functional, with or without us.
+    backward pass stays an error.
     """
     copy = value.clone()
     if not torch.compiler.is_compiling():
         torch.autograd.graph.increment_version(value)  # behind the copy: torch refuses to read the value afterwards
     return copy
+
+
+def copied(value: Tensor) -> Tensor:
+    """The same for a compiler that makes every graph functional, with or without us."""
+    return value.clone()

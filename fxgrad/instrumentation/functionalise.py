@@ -37,6 +37,8 @@ class Fact:
         tensor: whether it returned a tensor, and nothing else.
         several: whether it returned a plain tuple or list that holds tensors, nested too.
         layout: shape, strides and dtype of each tensor.
+        outputs: position in the result, ``requires_grad`` and device of each tensor.
+        grad_enabled: whether gradients were switched on.
     """
 
     objects: tuple[int, ...] = ()
@@ -46,6 +48,8 @@ class Fact:
     tensor: bool = False
     several: bool = False
     layout: tuple[Any, ...] = ()
+    outputs: tuple[tuple[str, bool, torch.device], ...] = ()
+    grad_enabled: bool = True
 
 
 @dataclass(slots=True)
@@ -121,12 +125,15 @@ def _out_of_sight(changed: Mapping[fx.Node, Tensor]) -> bool:
 
 
 def _fact(result: Any, memory: _Memory) -> Fact:
-    found = [t for _, t in tensors_in(result) if t.layout is torch.strided and not t.is_nested]
-    if not found:
-        return Fact()
+    placed = [(position, t) for position, t in tensors_in(result) if t.layout is torch.strided and not t.is_nested]
+    if not placed:
+        return Fact(grad_enabled=torch.is_grad_enabled())
+    found = [t for _, t in placed]
     return Fact(
         tuple(map(id, found)), tuple(map(memory.of, found)), tensor=isinstance(result, Tensor), several=_plain(result),
         layout=tuple((tuple(t.shape), t.stride(), t.dtype) for t in found),
+        outputs=tuple((position, t.requires_grad, t.device) for position, t in placed),
+        grad_enabled=torch.is_grad_enabled(),
     )  # fmt: skip
 
 

@@ -7,8 +7,9 @@ object, by whatever node they name it, read the new value.
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import fx
 
@@ -39,8 +40,9 @@ class Inserted:
 
 
 def insert_function_probes(
-    graph: fx.Graph, facts: Facts, decisions: Decisions, sites: Mapping[fx.Node, Sequence[int]]
-) -> Inserted:
+    graph: fx.Graph, facts: Facts, decisions: Decisions, sites: Mapping[fx.Node, Sequence[int]],
+    copy: Callable[[Any], Any] = fresh,
+) -> Inserted:  # fmt: skip
     """A copy of ``graph`` with a probe behind each node in ``sites``.
 
     Args:
@@ -49,12 +51,16 @@ def insert_function_probes(
         decisions: see ``functionalise.decide``.
         sites: by node, the site number of each tensor that it returns (or changes, for an item assignment), in order;
             -1 for none.
+        copy: makes the copy that an in-place op changes.
     """
-    return _Pass(facts, decisions, sites).run(graph)
+    return _Pass(facts, decisions, sites, copy).run(graph)
 
 
 class _Pass:
-    def __init__(self, facts: Facts, decisions: Decisions, sites: Mapping[fx.Node, Sequence[int]]) -> None:
+    def __init__(
+        self, facts: Facts, decisions: Decisions, sites: Mapping[fx.Node, Sequence[int]], copy: Callable[[Any], Any]
+    ) -> None:
+        self.copy = copy
         self.facts = facts
         self.decisions = decisions
         self.sites = dict(sites)
@@ -86,7 +92,7 @@ class _Pass:
     def _copy(self, node: fx.Node) -> None:
         target = self.decisions.on_copy.get(node)
         if target is not None:
-            self._rename(target, self.made.graph.call_function(fresh, (self.current[target],)))
+            self._rename(target, self.made.graph.call_function(self.copy, (self.current[target],)))
         first = self.decisions.same.get(node)
         if first is not None and node.target in (operator.getitem, getattr):
             self.current[node] = self.current[first]  # another name of one element

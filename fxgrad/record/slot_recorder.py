@@ -6,7 +6,6 @@ hooks, which work under ``torch.compile`` as they do without.
 
 from __future__ import annotations
 
-import itertools
 import threading
 from collections import deque
 from dataclasses import dataclass, field
@@ -51,7 +50,7 @@ class SlotRecorder:
         self.history: deque[KeptRuns] = deque(maxlen=HISTORY)
         self.parameters = Parameters()
         self.escalated: set[int] = set()
-        self._numbers = itertools.count()
+        self.begun = 0  # events that began
         self._lock = threading.RLock()
         self._open: dict[int, SlotEvent] = {}
 
@@ -93,7 +92,8 @@ class SlotRecorder:
         if event is not None:
             return event
         with self._lock:
-            event = self._open[task] = SlotEvent(next(self._numbers), threading.get_ident())
+            event = self._open[task] = SlotEvent(self.begun, threading.get_ident())
+            self.begun += 1
         event.certain_end = at_end_of_backward(lambda: self._finish(event))
         return event
 

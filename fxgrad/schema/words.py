@@ -7,7 +7,7 @@ from typing import Literal
 
 Level = Literal["norm", "full"]
 NormWord = Literal["l2_norm", "rms", "max_abs"]
-FrontEnd = Literal["symbolic", "eager"]
+FrontEnd = Literal["symbolic", "eager", "dynamo"]
 Reason = Literal[
     "integer",
     "no_grad_required",
