@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fxgrad.api import Watch, gradient_flow, instrument, watch
+    from fxgrad.dynamo_backend import flow_of
     from fxgrad.errors import FxgradError
     from fxgrad.schema import BlindSpot, Edge, GradientFlow, ModuleFlow, Node, ParameterRecord, Site, Statistics
     from fxgrad.store import load
@@ -45,6 +46,7 @@ __all__ = [
     "Site",
     "Statistics",
     "Watch",
+    "flow_of",
     "gradient_flow",
     "instrument",
     "load",
@@ -62,6 +64,7 @@ _HOME = {
     "Site": "fxgrad.schema",
     "Statistics": "fxgrad.schema",
     "Watch": "fxgrad.api",
+    "flow_of": "fxgrad.dynamo_backend",
     "gradient_flow": "fxgrad.api",
     "instrument": "fxgrad.api",
     "load": "fxgrad.store",

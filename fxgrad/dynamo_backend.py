@@ -6,6 +6,7 @@ Dynamo guards its graphs itself, so that a change of Python state, of shapes or 
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import threading
 import weakref
@@ -22,6 +23,7 @@ from fxgrad.capture.agreement import node_word
 from fxgrad.capture.dynamo import Fragment, fragment, join
 from fxgrad.capture.modules import ModuleMap
 from fxgrad.compilable import explained
+from fxgrad.engine import positional_names
 from fxgrad.errors import CaptureError, NoFlowError, OptionError
 from fxgrad.fake import fake_inputs
 from fxgrad.instrumentation.function import copied, fresh
@@ -139,17 +141,18 @@ class Observer:
     def _begin(self, graph: Graph, args: Sequence[Any]) -> GraphRun:
         self.recorder.settle()
         with self._lock:
-            if id(graph) in self._seen or self.recorder.begun != self._events:
-                self._forward += 1
-                self._seen.clear()
-            self._events = self.recorder.begun
-            self._seen.add(id(graph))
-            this = GraphRun(next(self._numbers), self._forward, graph)
+            links: dict[int, tuple[GraphRun, int]] = {}
             for number, arg in enumerate(args):
                 found = self._left.get(id(arg)) if isinstance(arg, Tensor) else None
                 if found is not None and found[0]() is arg and graph.fragment.inputs[number] is not None:
-                    this.links[number] = (found[1], found[2])
-        return this
+                    links[number] = (found[1], found[2])
+            linked = any(run.forward == self._forward for run, _ in links.values())
+            if not linked and (id(graph) in self._seen or self.recorder.begun != self._events):
+                self._forward += 1  # a graph that runs again, or after a backward pass, begins a forward
+                self._seen.clear()
+            self._events = self.recorder.begun
+            self._seen.add(id(graph))
+        return GraphRun(next(self._numbers), self._forward, graph, links)
 
     def _end(self, this: GraphRun, result: Any) -> None:
         with self._lock:
@@ -187,8 +190,8 @@ class Observer:
         place = {id(run): index for index, run in enumerate(runs)}
         joined = join(
             [(r.graph.fragment, {n: (place[id(o)], p) for n, (o, p) in r.links.items() if id(o) in place}) for r in runs],
-            modules,
-        )
+            modules, positional_names(modules.root.forward),
+        )  # fmt: skip
         root = modules.root
         recording: Any = Recording(None, runs[0].forward, 0)
         recording.plan = joined.plan
@@ -311,6 +314,23 @@ def flow_of(model: nn.Module) -> GradientFlow:
     return max(found, key=lambda flow: flow.event.backward)
 
 
+def measured_once(model: nn.Module, step: Callable[[Callable[..., Any]], str]) -> GradientFlow:
+    """The flow of one ``step``, which is given what to call instead of ``model`` and returns the loss in words.
+
+    Raises:
+        CaptureError: dynamo does not take the model, or nothing of it could be observed.
+    """
+    refuse_for_dynamo(model)
+    observer = Observer("eager")
+    words = step(torch.compile(model, backend=observer))
+    found = observer.flows(model, latest=True)
+    if not found:
+        why = "; ".join(observer.unobserved) or "no gradient reached a graph that dynamo made"
+        message = f"nothing of {type(model).__name__} could be observed through dynamo: {why}; use capture='eager'"
+        raise CaptureError(message)
+    return dataclasses.replace(found[-1], event=dataclasses.replace(found[-1].event, loss=words))
+
+
 def refuse_for_dynamo(model: nn.Module) -> None:
     """Raise for modules that dynamo leaves to Python, so that their values could not be seen.
 
@@ -326,4 +346,4 @@ def refuse_for_dynamo(model: nn.Module) -> None:
             raise CaptureError(message)
 
 
-__all__ = ["Observer", "backend", "flow_of", "refuse_for_dynamo"]
+__all__ = ["Observer", "backend", "flow_of", "measured_once"]

@@ -13,14 +13,17 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, fx
 
 from fxgrad.capture.agreement import node_word
+from fxgrad.capture.calls import frozen as all_frozen
 from fxgrad.capture.captured import Call, Output, ParameterRef, Plan, Ref, constant
 from fxgrad.capture.modules import ModuleMap
 from fxgrad.capture.names import METADATA, from_torch
 
 _LINE = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
+_SPELLINGS = {"numpy_T": "T"}  # what dynamo calls an attribute of Tensor
+_TOP = re.compile(r"args\[(?P<index>\d+)\]|kwargs\['(?P<name>\w+)'\]")
 _ENTERED = frozenset({
     "Sequential", "ModuleList", "ModuleDict", "MultiheadAttention", "Transformer", "TransformerEncoder",
     "TransformerDecoder", "TransformerEncoderLayer", "TransformerDecoderLayer", "AdaptiveLogSoftmaxWithLoss",
@@ -125,6 +128,7 @@ class _Reader:
     def _call(self, node: fx.Node) -> None:
         fact = self.facts[node]
         word = node_word(node) if node.op in ("call_function", "call_method") else "external"
+        word = _SPELLINGS.get(word, word)
         if word == "setitem" and fact.changed:
             self._add(node, "call_function", word, [node], node.args, fact=self.facts[fact.changed[0]])
         elif fact.objects and node.op != "get_attr" and word not in METADATA and not self._element(node, word):
@@ -150,7 +154,8 @@ class _Reader:
         for node in nodes:
             given += [n for n in node.all_input_nodes if n not in inside and n not in given]
         seen = [n for n in given if not (isinstance(v := self._value(n), Input) and v.number in self.made.parameters)]
-        self._add(exits[-1], "call_module", "", exits, tuple(n for n in seen if self.facts[n].objects))
+        word = node_word(exits[-1]) if exits[-1].op in ("call_function", "call_method") else ""
+        self._add(exits[-1], "call_module", word, exits, tuple(n for n in seen if self.facts[n].objects))
 
     def _add(  # noqa: PLR0913  # the facts of one call
         self, node: fx.Node, op: str, word: str, exits: list[fx.Node], args: Any, *, fact: Any = None
@@ -258,24 +263,28 @@ class Joined:
     numbers: list[dict[int, int]]
 
 
-def join(runs: Sequence[tuple[Fragment, Mapping[int, tuple[int, int]]]], modules: ModuleMap) -> Joined:
+def join(
+    runs: Sequence[tuple[Fragment, Mapping[int, tuple[int, int]]]], modules: ModuleMap, names: Sequence[str]
+) -> Joined:
     """One plan of all runs of one forward.
 
     Args:
         runs: the fragments in the order in which they ran, and for each placeholder that is a tensor which an earlier
             run returned: the number of that run and the position among what it returned.
         modules: of the model, for paths and names.
+        names: of the positional parameters of the model's forward.
     """
-    joiner = _Joiner(modules)
+    joiner = _Joiner(modules, names)
     for made, links in runs:
         joiner.add(made, links)
-    joiner.finish(runs[-1][0])
+    joiner.finish()
     return Joined(Plan(joiner.calls, []), joiner.numbers)
 
 
 class _Joiner:
-    def __init__(self, modules: ModuleMap) -> None:
+    def __init__(self, modules: ModuleMap, names: Sequence[str]) -> None:
         self.modules = modules
+        self.names = names
         self.root = modules.places[id(modules.root)]
         self.calls: list[Call] = []
         self.numbers: list[dict[int, int]] = []
@@ -314,31 +323,38 @@ class _Joiner:
         path, kind = (found.path, found.type) if found is not None else ("", part.type or self.root.type)
         op, word, target = part.op, part.word, part.target
         if op == "placeholder":
+            word = target = self._name(word)
             stem = f"input:{word}"
             if later:  # made between two graphs, by code that dynamo left to Python
                 op, word, stem, path, kind = "external", "graph_break", "/graph_break", "", self.root.type
-        elif op == "call_module":
+        elif op == "call_module" and found is not None:
             stem, target, word = path, path, path.rpartition(".")[2]
+        elif op == "call_module":  # made in forward: its calls belong to the model's
+            op, stem, kind = "call_function", f"/{word}", self.root.type
         else:
             stem = f"{path}/{word}"
         args = () if op == "placeholder" else tuple(_placed(value, place) for value in part.args)
         kwargs = {name: _placed(value, place) for name, value in part.kwargs.items()}
         refs = tuple(arg if isinstance(arg, Ref) else None for arg in args)
-        frozen = found is not None and op == "call_module" and _frozen(found.module)
+        frozen = found is not None and op == "call_module" and all_frozen(found.module)
         return Call(op, target, word, stem, path, kind, None, refs, args, kwargs, part.outputs, part.source,
                     part.grad_enabled, frozen, tuple(None for _ in part.outputs))  # fmt: skip
 
-    def finish(self, last: Fragment) -> None:
+    def _name(self, word: str) -> str:
+        """An argument's name: dynamo knows only places where it wraps a module of torch's own."""
+        found = _TOP.fullmatch(word)
+        if found is None:
+            return word
+        if found["name"]:
+            return found["name"]
+        index = int(found["index"])
+        return self.names[index] if index < len(self.names) else f"args[{index - len(self.names)}]"
+
+    def finish(self) -> None:
         """The output: what the last graph returned."""
-        del last
         returned = self._returned[-1]
         self.calls.append(Call("output", "output", "output", "output", "", self.root.type, None, (), (returned,), {},
                                (), None))  # fmt: skip
-
-
-def _frozen(module: nn.Module) -> bool:
-    parameters = list(module.parameters())
-    return bool(parameters) and not any(parameter.requires_grad for parameter in parameters)
 
 
 def _placed(value: Any, place: Mapping[Any, Any]) -> Any:
