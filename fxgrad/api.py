@@ -218,7 +218,7 @@ def _run(
 ) -> tuple[Tensor, str]:  # fmt: skip
     name = type(model).__name__
     try:
-        output = (call or model)(*args, **kwargs)
+        output = (model if call is None else call)(*args, **kwargs)
     except FxgradError:
         raise
     except Exception as error:

@@ -21,7 +21,7 @@ from fxgrad.capture.modules import ModuleMap
 from fxgrad.choice import Chooser, Symbolic
 from fxgrad.engine import ParameterHooks, positional_names
 from fxgrad.errors import CaptureError, NoFlowError
-from fxgrad.fake import FakeModel
+from fxgrad.fake import FakeModel, fake_like, like
 from fxgrad.instrumentation.functionalise import decide, watch_run
 from fxgrad.instrumentation.insert import compiled
 from fxgrad.instrumentation.insert_function import Inserted, insert_function_probes
@@ -115,8 +115,8 @@ class Capturer:
     def _eager(self, fake: FakeModel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
         recording = Recording(None, 0, 0)
         session = Session(ModuleMap(fake.model), recording, put, None)
-        given = fake.arguments((args, kwargs))
-        self._without_data(fake, lambda: session.run(fake.model.forward, *given, self.names))
+        given, named = fake.arguments((args, kwargs))
+        self._without_data(fake, lambda: session.run(fake.model.forward, given, named, self.names))
         plan: Plan = recording.plan
         return plan
 
@@ -125,8 +125,8 @@ class Capturer:
     ) -> tuple[Plan, dict[fx.Node, int]]:
         recording = Recording(None, 0, 0)
         run = LearningRun(ModuleMap(fake.model), recording, put, None)
-        given = fake.arguments((args, kwargs))
-        _, numbers = self._without_data(fake, lambda: run.run_trace(symbolic.trace, *given, self.names))
+        given, named = fake.arguments((args, kwargs))
+        _, numbers = self._without_data(fake, lambda: run.run_trace(symbolic.trace, given, named, self.names))
         return recording.plan, numbers
 
     def _without_data(self, fake: FakeModel, call: Callable[[], Any]) -> Any:
@@ -144,9 +144,8 @@ class Capturer:
         self, fake: FakeModel, symbolic: Symbolic, plan: Plan, numbers: dict[fx.Node, int], given: Any
     ) -> Inserted:
         graph = symbolic.trace.graph
-        fakes = FakeModel(self.model) if fake is None else fake
-        values = [tensor for _, tensor in tensors_in(fakes.arguments(given))]
-        facts = self._without_data(fakes, lambda: watch_run(graph, fakes.model, values))
+        values = [tensor for _, tensor in tensors_in(fake.arguments(given))]
+        facts = self._without_data(fake, lambda: watch_run(graph, fake.model, values))
         types = {place.path: place.type for place in self.modules.places.values()}
         decisions = decide(graph, facts, lambda node: _word(node, types))
         table = plan.probe_table
@@ -160,9 +159,8 @@ class Capturer:
             parameter.requires_grad_(flag)
         recording = Recording(None, 0, 0)
         learning = LearningRun(ModuleMap(fake.model), recording, put, None)
+        _, values = fake_like(run.args, fake.mode)
         with random_streams(), fake.running():
-            given = iter([torch.empty_strided(s, st, dtype=d, device=v).requires_grad_(g) for s, st, d, v, g in run.args])
-            values = list(given)
             learning.run_trace(run.ready.symbolic.trace, tuple(values), {}, self.names)
         made: Plan = recording.plan
         shapes = [tuple(shape) for shape in recording.shapes]
@@ -185,6 +183,8 @@ class Compilable(fx.GraphModule):
     gradient is the statistics, so that events are never added up; it is no parameter, no buffer, and nothing that an
     optimizer could see.
     """
+
+    _observer: _Observer
 
     def __init__(self, model: nn.Module, capture: str) -> None:
         refuse_unwatchable(model)
@@ -227,7 +227,7 @@ class Compilable(fx.GraphModule):
         Raises:
             NoFlowError: no backward pass has run through a call yet.
         """
-        found: list[GradientFlow] = self._observer.flows(latest=True)
+        found = self._observer.flows(latest=True)
         if not found:
             message = (
                 f"no gradient flow of {type(self._observer.model).__name__} is recorded yet: call the module with "
@@ -291,7 +291,7 @@ class _Observer:
         report = dataclasses.replace(self.capturer.chooser.report(), front_end="symbolic")
         run = Run(
             next(self._numbers), ready, report, listed, tuple(p.requires_grad for p in self.model.parameters()),
-            [(tuple(t.shape), t.stride(), t.dtype, t.device, t.requires_grad) for t in tensors],
+            [like(tensor) for tensor in tensors],
         )  # fmt: skip
         device = next((p.device for _, _, p in listed), tensors[0].device if tensors else torch.device("cpu"))
         dtype = torch.float32 if device.type == "mps" else torch.float64

@@ -25,9 +25,9 @@ from fxgrad.capture.modules import ModuleMap
 from fxgrad.compilable import explained
 from fxgrad.engine import positional_names
 from fxgrad.errors import CaptureError, NoFlowError, OptionError
-from fxgrad.fake import fake_inputs
+from fxgrad.fake import fake_like, like
 from fxgrad.instrumentation.function import copied, fresh
-from fxgrad.instrumentation.functionalise import decide, watch_run
+from fxgrad.instrumentation.functionalise import Facts, decide, watch_run
 from fxgrad.instrumentation.insert_function import Inserted, insert_function_probes
 from fxgrad.instrumentation.probe import ParameterHook
 from fxgrad.instrumentation.recording import Recording
@@ -41,11 +41,43 @@ _REMEMBERED = 1024
 
 @dataclass(slots=True, eq=False)
 class Graph:
-    """One compiled graph of dynamo."""
+    """One compiled graph of dynamo.
 
+    Attributes:
+        module: as dynamo gave it.
+        fragment: what it does.
+        inserted: the graph with probes.
+        shapes: of the value at each site, by what the inputs were like.
+    """
+
+    module: fx.GraphModule
     fragment: Fragment
     inserted: Inserted
-    shapes: list[tuple[int, ...]]
+    shapes: dict[tuple[Any, ...], list[tuple[int, ...]]]
+
+    def shapes_of(self, inputs: tuple[Any, ...]) -> list[tuple[int, ...]]:
+        """Shapes for inputs like these: a graph may be made for any size, so it runs again without data."""
+        if inputs not in self.shapes:
+            mode, values = fake_like(inputs)
+            self.shapes[inputs] = _shapes(_facts(self.module, mode, values), self.fragment)
+        return self.shapes[inputs]
+
+
+def _facts(gm: fx.GraphModule, mode: Any, values: Sequence[Any]) -> Facts:
+    with mode, torch.enable_grad(), torch.random.fork_rng(devices=[]):
+        return watch_run(gm.graph, gm, values)
+
+
+def _shapes(facts: Facts, made: Fragment) -> list[tuple[int, ...]]:
+    """The shape at each site, by number."""
+    shapes: list[tuple[int, ...]] = [()] * made.count
+    for node, numbers in made.sites.items():
+        fact = facts.of[node]
+        layout = fact.layout or facts.of[fact.changed[0]].layout  # an item assignment returns nothing
+        for number, (shape, _, _) in zip(numbers, layout, strict=True):
+            if number >= 0:
+                shapes[number] = shape
+    return shapes
 
 
 @dataclass(slots=True, eq=False)
@@ -56,12 +88,14 @@ class GraphRun:
         number: in the order in which runs began.
         forward: which forward it belongs to.
         graph: the graph.
+        inputs: what they were like.
         links: placeholders that are tensors which an earlier run returned: that run, and the position.
     """
 
     number: int
     forward: int
     graph: Graph
+    inputs: tuple[Any, ...]
     links: dict[int, tuple[GraphRun, int]] = field(default_factory=dict)
 
 
@@ -88,7 +122,7 @@ class Observer:
 
     def __call__(self, gm: fx.GraphModule, example_inputs: Sequence[Any], **_: Any) -> Callable[..., Any]:
         """Take a graph of dynamo, as every backend."""
-        compile_inner = inner_compiler(self.inner)
+        compile_inner: Callable[..., Callable[..., Any]] = inner_compiler(self.inner)
         if not torch.is_grad_enabled():
             return compile_inner(gm, example_inputs)
         try:
@@ -104,17 +138,15 @@ class Observer:
         return self._runner(graph, compile_inner(made, [slots, *example_inputs]))
 
     def _observed(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> Graph:
-        mode, values = fake_inputs(inputs)
-        with mode, torch.enable_grad(), torch.random.fork_rng(devices=[]):
-            facts = watch_run(gm.graph, gm, values)
+        likes = tuple(map(like, inputs))
+        facts = _facts(gm, *fake_like(likes))
         owned = [isinstance(value, nn.Parameter) or _is_buffer(node) for node, value in zip(
             (n for n in gm.graph.nodes if n.op == "placeholder"), inputs, strict=True)]  # fmt: skip
         made = fragment(gm.graph, facts.of, inputs, owned)
         decisions = decide(gm.graph, facts, node_word_or_nothing)
         copy = fresh if self.inner == "eager" else copied
         inserted = insert_function_probes(gm.graph, facts, decisions, made.sites, copy)
-        shapes = [out.shape for part in made.parts for out in part.outputs if out.differentiable]
-        return Graph(made, inserted, shapes)
+        return Graph(gm, made, inserted, {likes: _shapes(facts, made)})
 
     def _hook(self, inputs: Sequence[Any]) -> None:
         for tensor in inputs:
@@ -152,7 +184,7 @@ class Observer:
                 self._seen.clear()
             self._events = self.recorder.begun
             self._seen.add(id(graph))
-        return GraphRun(next(self._numbers), self._forward, graph, links)
+        return GraphRun(next(self._numbers), self._forward, graph, tuple(map(like, args)), links)
 
     def _end(self, this: GraphRun, result: Any) -> None:
         with self._lock:
@@ -188,28 +220,36 @@ class Observer:
         self, event: KeptRuns, runs: list[GraphRun], arrived: Mapping[int, Tensor], modules: ModuleMap
     ) -> GradientFlow:
         place = {id(run): index for index, run in enumerate(runs)}
-        joined = join(
-            [(r.graph.fragment, {n: (place[id(o)], p) for n, (o, p) in r.links.items() if id(o) in place}) for r in runs],
-            modules, positional_names(modules.root.forward),
-        )  # fmt: skip
+        links = [{n: (place[id(o)], p) for n, (o, p) in run.links.items() if id(o) in place} for run in runs]
+        fragments = [run.graph.fragment for run in runs]
+        joined = join(list(zip(fragments, links, strict=True)), modules, positional_names(modules.root.forward))
         root = modules.root
         recording: Any = Recording(None, runs[0].forward, 0)
         recording.plan = joined.plan
-        recording.shapes = [spec.output.shape for spec in joined.plan.sites]
+        recording.shapes = _joined_shapes(runs, joined.numbers)
         recording.not_required = {n for n, s in enumerate(joined.plan.sites) if not s.output.requires_grad}
         inner = self.inner if isinstance(self.inner, str) else getattr(self.inner, "__name__", "a function")
         reason = f"compiled by dynamo into {len(runs)} graph(s), run by {inner}"
         recording.report = CaptureReport("dynamo", reason, type(root).__name__, root.training, torch.__version__,
                                          tuple(("dynamo", why) for why in self.unobserved))  # fmt: skip
-        numbers = {id(p): self._hooked.get(p, -1) for _, p in modules.parameters}
+        hooked = {id(p): self._hooked[p] if p in self._hooked else -1 for _, p in modules.parameters}  # noqa: SIM401  # untyped
         unseen = itertools.count(len(self._hooked))
         recording.parameters = [
-            (n if (n := numbers[id(p)]) >= 0 else next(unseen), names, p) for names, p in modules.parameters
+            (n if (n := hooked[id(p)]) >= 0 else next(unseen), names, p) for names, p in modules.parameters
         ]
         slots, slot_of, unprobed = _together(runs, arrived, joined.numbers)
         kept = kept_of(recording, slots, SlotFacts(len(joined.plan.sites), slot_of, recording.shapes))
         kept.event, kept.parameters = event.number, event.parameters
         return explained(assemble(kept, "the caller's own backward pass", "norm"), unprobed)
+
+
+def _joined_shapes(runs: Sequence[GraphRun], numbers: Sequence[Mapping[int, int]]) -> list[tuple[int, ...]]:
+    """The shape at each site of the joined plan."""
+    found: dict[int, tuple[int, ...]] = {}
+    for run, of in zip(runs, numbers, strict=True):
+        shapes = run.graph.shapes_of(run.inputs)
+        found.update({site: shapes[local] for site, local in of.items()})
+    return [found[site] for site in range(len(found))]
 
 
 def _together(
@@ -244,9 +284,9 @@ def _of_model(runs: Sequence[GraphRun], own: set[int]) -> list[GraphRun]:
         elif not used:
             bare.append(run)
     for _ in bare:  # from neighbour to neighbour
+        before = {id(o) for run in chosen.values() for o, _ in run.links.values()}
         for run in bare:
-            near = [o for o, _ in run.links.values()]
-            if any(id(o) in chosen for o in near) or any(run is o for c in chosen.values() for o, _ in c.links.values()):
+            if id(run) in before or any(id(o) in chosen for o, _ in run.links.values()):
                 chosen[id(run)] = run
     return list(chosen.values()) if own else list(runs)
 
@@ -282,7 +322,7 @@ def backend(gm: fx.GraphModule, example_inputs: Sequence[Any], *, options: Mappi
     unknown = [name for name in options or {} if name not in _OPTIONS]
     if unknown or mode is not None:
         what = f"option {unknown[0]!r}" if unknown else f"mode={mode!r}"
-        message = f"the backend 'fxgrad' does not know {what}; it takes options={{'inner': 'eager' or 'inductor' or ...}}"
+        message = f"the backend 'fxgrad' does not know {what}; it takes options={{'inner': 'inductor'}}"
         raise OptionError(message)
     inner = (options or {}).get("inner", "eager")
     if inner not in _observers:

@@ -6,7 +6,7 @@ Running it costs no arithmetic, draws no random number, and changes nothing of t
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fxgrad.errors import CaptureError
 from fxgrad.structure import tensors_in
-from fxgrad.torch_private import clear_hooks, fake_mode
+from fxgrad.torch_private import clear_hooks, fake_mode, plain_number
 
 
 class FakeModel:
@@ -62,18 +62,26 @@ class FakeModel:
             yield
 
 
-def fake_inputs(values: Any) -> tuple[Any, list[Any]]:
-    """A mode, and stand-ins for the inputs of a graph; numbers stay as they are.
+def like(value: Any) -> Any:
+    """What an input of a graph is like: a tensor's shape, strides, dtype, device, flag, leaf or not; else the value."""
+    if not isinstance(value, Tensor):
+        return plain_number(value)
+    return (tuple(value.shape), value.stride(), value.dtype, value.device, value.requires_grad, value.is_leaf)
+
+
+def fake_like(likes: Iterable[Any], mode: Any = None) -> tuple[Any, list[Any]]:
+    """A mode (``mode`` if given), and stand-ins for inputs that are like these (see ``like``); numbers stay.
 
     A tensor that is no leaf stays none, since a graph may change it in place.
     """
-    mode = fake_mode()
+    mode = fake_mode() if mode is None else mode
     made: list[Any] = []
-    with mode:
-        for value in values:
-            if not isinstance(value, Tensor):
-                made.append(value)
+    with mode, torch.enable_grad():
+        for found in likes:
+            if not isinstance(found, tuple):
+                made.append(found)
                 continue
-            leaf = mode.from_tensor(value.detach(), static_shapes=True).requires_grad_(value.requires_grad)
-            made.append(leaf if value.is_leaf else leaf.clone())
+            shape, stride, dtype, device, requires_grad, is_leaf = found
+            leaf = torch.empty_strided(shape, stride, dtype=dtype, device=device).requires_grad_(requires_grad)
+            made.append(leaf if is_leaf else leaf.clone())
     return mode, made

@@ -174,3 +174,11 @@ def inner_compiler(name: Any) -> Any:
     except InvalidBackend as error:
         message = f"inner={name!r} is not a backend of torch.compile; torch.compiler.list_backends() names them"
         raise OptionError(message) from error
+
+
+def plain_number(value: Any) -> Any:
+    """The number that a ``torch.SymInt`` stood for when its graph was made (``.node.hint``); else the value.
+
+    ``int()`` would tell dynamo that the graph is good for this number only.
+    """
+    return getattr(value.node, "hint", None) if isinstance(value, (torch.SymInt, torch.SymFloat)) else value

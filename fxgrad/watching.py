@@ -167,8 +167,8 @@ def refuse_unwatchable(model: Any) -> None:
     if compiled_original(model) is not None:
         message = (
             f"this model is already compiled ({name}); hooks put on it now would never run. "
-            "Compile the original with torch.compile(model, backend='fxgrad') and read fxgrad.flow_of(model), or compile "
-            "the result of fxgrad.instrument(model, engine='function')."
+            "Compile the original with torch.compile(model, backend='fxgrad') and read fxgrad.flow_of(model), or "
+            "compile the result of fxgrad.instrument(model, engine='function')."
         )
         raise WatchError(message)
     if isinstance(model, torch.jit.ScriptModule):

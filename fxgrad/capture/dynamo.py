@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor, fx
 
 from fxgrad.capture.agreement import node_word
@@ -109,7 +108,7 @@ class _Reader:
                 self._call(rest[0])
             rest = rest[taken:]
         output = next(node for node in graph.nodes if node.op == "output")
-        self.made.returned = tuple(self._value(item) for item in output.args[0])  # type: ignore[union-attr]
+        self.made.returned = tuple(self._value(item) for item in output.args[0])
         return self.made
 
     def _placeholder(self, number: int, node: fx.Node, value: Any, *, own: bool) -> None:
@@ -189,7 +188,7 @@ class _Reader:
         for identity, output in zip(objects, outputs, strict=True):
             self.known[identity] = Ref(number, output.position)
 
-    def _value(self, value: Any) -> Any:  # noqa: PLR0911  # one return a type
+    def _value(self, value: Any) -> Any:
         if isinstance(value, fx.Node):
             fact = self.facts[value]
             found = tuple(self.known.get(identity) for identity in fact.objects)
@@ -257,7 +256,7 @@ def _source(node: fx.Node) -> str | None:
 
 @dataclass(slots=True, eq=False)
 class Joined:
-    """The plan of a forward that ran through fragments; ``numbers[i]`` maps site numbers of the plan to fragment i's."""
+    """The plan of a forward through fragments; ``numbers[i]`` maps site numbers of the plan to those of run i."""
 
     plan: Plan
     numbers: list[dict[int, int]]
@@ -300,9 +299,10 @@ class _Joiner:
             place[Input(number)] = ParameterRef(name or "?")
         for number, (run, position) in links.items():
             place[Input(number)] = self._returned[run][position]
-        numbers: dict[int, int] = {}
+        of: dict[int, int] = {}
         inputs = iter([Input(n) for n, name in enumerate(made.inputs) if name is not None])
-        for local, (part, first) in enumerate(zip(made.parts, made.numbers, strict=True)):
+        for local, part in enumerate(made.parts):
+            first = made.numbers[local]
             own = next(inputs) if part.op == "placeholder" else None
             if own is not None and own in place:
                 continue  # its site is the one of the graph that it left
@@ -313,9 +313,9 @@ class _Joiner:
             for output in part.outputs:
                 place[Ref(local, output.position)] = Ref(here, output.position)
                 if output.differentiable:
-                    numbers[self.sites] = first
+                    of[self.sites] = first
                     self.sites, first = self.sites + 1, first + 1
-        self.numbers.append(numbers)
+        self.numbers.append(of)
         self._returned.append(tuple(_placed(value, place) for value in made.returned))
 
     def _call(self, part: Part, place: Mapping[Any, Any], *, later: bool) -> Call:
@@ -352,12 +352,14 @@ class _Joiner:
 
     def finish(self) -> None:
         """The output: what the last graph returned."""
-        returned = self._returned[-1]
+        returned: Any = self._returned[-1]
+        if len(returned) == 1:  # dynamo keeps no containers
+            returned = returned[0]
         self.calls.append(Call("output", "output", "output", "output", "", self.root.type, None, (), (returned,), {},
                                (), None))  # fmt: skip
 
 
-def _placed(value: Any, place: Mapping[Any, Any]) -> Any:
+def _placed(value: Any, place: Mapping[Any, Any]) -> Any:  # noqa: PLR0911  # one return a type
     if isinstance(value, (Ref, Input)):
         return place.get(value, constant(None))
     if isinstance(value, ParameterRef):

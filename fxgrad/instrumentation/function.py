@@ -20,14 +20,14 @@ class Identity(torch.autograd.Function):
     """Forward: the value.  Backward: the gradient, and the sum of its squared moduli as the gradient of the slot."""
 
     @staticmethod
-    def forward(ctx: Any, value: Tensor, slot: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, value: Tensor, slot: Tensor) -> Tensor:
         """A view of all of ``value``."""
         ctx.set_materialize_grads(False)  # an undefined gradient stays undefined: zeros would reach the parameters
         ctx.slot_dtype = slot.dtype
         return value.view_as(value)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor | None) -> tuple[Tensor | None, Tensor | None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
         """The gradient as it came, and its statistic."""
         if gradient is None:
             return None, None
@@ -36,7 +36,7 @@ class Identity(torch.autograd.Function):
 
 def statistic(gradient: Tensor, dtype: torch.dtype) -> Tensor:
     """Sum of squared moduli, accumulated in float32 (float64 for doubles); ``ZERO`` for a sum of 0.  0-d."""
-    values = torch.view_as_real(gradient) if gradient.is_complex() else gradient
+    values = torch.view_as_real(gradient.resolve_conj()) if gradient.is_complex() else gradient
     total = values.to(torch.float64 if values.dtype is torch.float64 else torch.float32).square().sum()
     return torch.where(total == 0, ZERO, total).to(dtype)
 
@@ -49,7 +49,7 @@ def unbind(slots: Tensor) -> tuple[Tensor, ...]:
 def probe(value: Tensor, slots: tuple[Tensor, ...], index: int) -> Tensor:
     """The node that the pass inserts; the value itself where it can have no gradient."""
     if value.requires_grad and torch.is_grad_enabled():
-        result: Tensor = Identity.apply(value, slots[index].to(value.device))  # type: ignore[no-untyped-call]
+        result: Tensor = Identity.apply(value, slots[index].to(value.device))
         return result
     return value
 

@@ -20,8 +20,10 @@ from fxgrad.structure import tensors_in
 from fxgrad.torch_private import base_of, version_of
 
 # Whether these return a view or a copy depends on strides, which another call may have otherwise.
-_MAY_BE_VIEWS = frozenset({"reshape", "reshape_as", "flatten", "contiguous", "to", "ravel", "unflatten", "float", "double",
-                           "half", "type_as", "type", "bfloat16", "cpu", "cuda", "expand", "Flatten", "Unflatten"})  # fmt: skip
+_MAY_BE_VIEWS = frozenset({
+    "reshape", "reshape_as", "flatten", "contiguous", "to", "ravel", "unflatten", "float", "double", "half", "type_as",
+    "type", "bfloat16", "cpu", "cuda", "expand", "Flatten", "Unflatten",
+})  # fmt: skip
 SHARED = "it is changed in place, and other names of its memory are read later"
 
 
@@ -204,9 +206,7 @@ def _same(graph: fx.Graph, facts: Facts) -> dict[fx.Node, fx.Node]:
     return same
 
 
-def _alone(
-    change: tuple[fx.Node, fx.Node], members: set[fx.Node], order: Mapping[fx.Node, int], facts: Facts
-) -> bool:
+def _alone(change: tuple[fx.Node, fx.Node], members: set[fx.Node], order: Mapping[fx.Node, int], facts: Facts) -> bool:
     """Whether a change may be made on a copy: nothing but the changed tensor itself is read behind it."""
     node, target = change
     fact = facts.of[node]
@@ -215,7 +215,9 @@ def _alone(
     if not _dense(facts.of[target].layout[0]):
         return False  # a copy would have other strides
     own = facts.of[target].objects[0]
-    others = [m for m in members if order[m] < order[node] and not (facts.of[m].tensor and facts.of[m].objects[0] == own)]
+    others = [
+        m for m in members if order[m] < order[node] and not (facts.of[m].tensor and facts.of[m].objects[0] == own)
+    ]
     return not any(order[user] > order[node] for other in others for user in other.users)
 
 
