@@ -37,6 +37,7 @@ from fxgrad.torch_private import compiled_original, inner_compiler
 
 _OPTIONS = ("inner",)
 _REMEMBERED = 1024
+_REENTRANT = "it has a reentrant checkpoint, whose gradients dynamo does not compute as torch does without it"
 
 
 @dataclass(slots=True, eq=False)
@@ -138,6 +139,8 @@ class Observer:
         return self._runner(graph, compile_inner(made, [slots, *example_inputs]))
 
     def _observed(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> Graph:
+        if any(node.kwargs.get("use_reentrant") for node in gm.graph.nodes):
+            raise CaptureError(_REENTRANT)
         likes = tuple(map(like, inputs))
         facts = _facts(gm, *fake_like(likes))
         owned = [isinstance(value, nn.Parameter) or _is_buffer(node) for node, value in zip(
@@ -364,7 +367,7 @@ def measured_once(model: nn.Module, step: Callable[[Callable[..., Any]], str]) -
     observer = Observer("eager")
     words = step(torch.compile(model, backend=observer))
     found = observer.flows(model, latest=True)
-    if not found:
+    if not found or any(_REENTRANT in reason for reason in observer.unobserved):
         why = "; ".join(observer.unobserved) or "no gradient reached a graph that dynamo made"
         message = f"nothing of {type(model).__name__} could be observed through dynamo: {why}; use capture='eager'"
         raise CaptureError(message)

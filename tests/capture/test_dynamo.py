@@ -180,6 +180,30 @@ def test_recurrent_modules_are_refused(kind: type[nn.Module]) -> None:
         fxgrad.gradient_flow(kind(2, 2), torch.randn(3, 1, 2), capture="dynamo", statistics="norm")
 
 
+def test_reentrant_checkpointing_is_refused_and_runs_unobserved() -> None:
+    case = models.MODELS["checkpoint_reentrant"]
+    model, args, kwargs = case.build()
+    with pytest.raises(CaptureError, match="reentrant"):
+        fxgrad.gradient_flow(model, args, kwargs, loss=case.loss, capture="dynamo", statistics="norm")
+
+
+def test_what_dynamo_leaves_to_python_as_a_whole_is_refused() -> None:
+    class Loop(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            for _ in range(3):
+                x = torch.tanh(self.fc(x))
+                if x.sum() > 1e9:
+                    break
+            return x
+
+    with pytest.raises(CaptureError, match="capture='eager'"):
+        fxgrad.gradient_flow(Loop(), torch.randn(2, 4), loss=torch.sum, capture="dynamo", statistics="norm")
+
+
 def test_options() -> None:
     model = nn.Linear(2, 2)
     with pytest.raises(OptionError, match="flow_of"):
