@@ -35,6 +35,7 @@ from fxgrad.torch_private import functorch_active, has_hooks
 from fxgrad.watching import refuse_unwatchable
 
 _SHARED = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")
+_KINDS = 64  # kinds of calls whose shapes are kept
 _OTHER_WAY = "torch.compile(model, backend='fxgrad') takes models that cannot be traced; fxgrad.watch takes any model"
 
 
@@ -76,6 +77,7 @@ class Capturer:
         self.names = positional_names(model.forward)
         self.chooser = Chooser(model, self.modules, model.forward, capture)
         self._ready: list[Ready] = []
+        self._sites: dict[Any, tuple[list[tuple[int, ...]], set[int]]] = {}
 
     def ready(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ready:
         """The graph for a call with these arguments.
@@ -153,6 +155,14 @@ class Capturer:
 
     def sites(self, run: Run) -> tuple[list[tuple[int, ...]], set[int]]:
         """Shape of each site in a run, and the sites whose value required no gradient then."""
+        kind = (run.ready, run.flags, tuple(run.args))
+        if kind not in self._sites:
+            if len(self._sites) >= _KINDS:
+                self._sites.clear()
+            self._sites[kind] = self._learn_sites(run)
+        return self._sites[kind]
+
+    def _learn_sites(self, run: Run) -> tuple[list[tuple[int, ...]], set[int]]:
         plan = run.ready.plan
         fake = FakeModel(self.model)
         for parameter, flag in zip(fake.model.parameters(), run.flags, strict=True):

@@ -234,6 +234,18 @@ def test_an_error_of_the_models_own_backward_stays_one() -> None:
     assert got.error == want.error
 
 
+def test_an_output_that_is_changed_in_place_works_compiled_and_raises_without() -> None:
+    torch.compiler.reset()
+    model = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 2))
+    x = torch.ones(2, 3)
+    module = fxgrad.instrument(model, engine="function")
+    want = torch.autograd.grad(model(x).mul_(2).sum(), list(model.parameters()))
+    torch.compile(module, fullgraph=True, backend="aot_eager")(x).mul_(2).sum().backward()
+    assert all(torch.equal(p.grad, g) for p, g in zip(model.parameters(), want, strict=True))
+    with pytest.raises(RuntimeError, match="modified inplace"):
+        module(x).mul_(2)
+
+
 class OtherName(nn.Module):
     """The base of a changed view is read later."""
 
