@@ -119,6 +119,11 @@ class Observer:
         self._left: dict[int, tuple[weakref.ref[Tensor], GraphRun, int]] = {}
         self._lock = threading.RLock()
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Observer:
+        """A new one with the same inner compiler: Lightning copies what ``torch.compile`` was given."""
+        del memo
+        return Observer(self.inner)
+
     # ---- compiling -------------------------------------------------------------------------------------------
 
     def __call__(self, gm: fx.GraphModule, example_inputs: Sequence[Any], **_: Any) -> Callable[..., Any]:

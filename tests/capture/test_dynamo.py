@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 from pathlib import Path
 from typing import Any
@@ -214,6 +215,11 @@ def test_options() -> None:
         backend(None, [], options={"outer": 1})  # type: ignore[arg-type]
     with pytest.raises(OptionError, match="no-such"):
         Observer("no-such")(None, [])  # type: ignore[arg-type]
+
+
+def test_a_backend_can_be_copied_with_the_options_of_a_compiled_model() -> None:
+    made = copy.deepcopy({"backend": Observer("aot_eager")})["backend"]
+    assert made.inner == "aot_eager"
 
 
 def test_no_flow_yet() -> None:
