@@ -144,10 +144,13 @@ def test_parameters_are_recorded() -> None:
     assert observer.flows(model)[0].parameters[0].l2_norm == 5.0
 
 
-def test_gradient_flow_takes_dynamo_and_gives_the_model_back() -> None:
+def test_gradient_flow_takes_dynamo_and_gives_the_model_back(tmp_path: Path) -> None:
     model, x = Broken(), torch.randn(3, 4)
     flow = fxgrad.gradient_flow(model, x, loss=torch.sum, capture="dynamo", statistics="norm")
     assert flow.event.loss.endswith("sum")
+    file = tmp_path / "flow.json"
+    flow.to_json(file)
+    assert fxgrad.load(file) == flow
     assert flow.site("first").measured
     assert all(p.grad is None for p in model.parameters())
 
