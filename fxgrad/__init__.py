@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fxgrad import rules
     from fxgrad.api import Rewrite, Watch, gradient_flow, instrument, rewrite, watch
+    from fxgrad.dynamo_backend import flow_of
     from fxgrad.errors import FxgradError
     from fxgrad.schema import (
         BlindSpot,
@@ -58,6 +59,7 @@ __all__ = [
     "Site",
     "Statistics",
     "Watch",
+    "flow_of",
     "gradient_flow",
     "instrument",
     "load",
@@ -79,6 +81,7 @@ _HOME = {
     "Site": "fxgrad.schema",
     "Statistics": "fxgrad.schema",
     "Watch": "fxgrad.api",
+    "flow_of": "fxgrad.dynamo_backend",
     "gradient_flow": "fxgrad.api",
     "instrument": "fxgrad.api",
     "load": "fxgrad.store",

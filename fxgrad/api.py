@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,10 @@ from fxgrad.structure import tensors_in
 from fxgrad.torch_private import acts_after_accumulation, compiled_original
 from fxgrad.watching import Watch, refuse_unwatchable, watch_of
 
-Capture = Literal["auto", "symbolic", "eager"]
+if TYPE_CHECKING:
+    from fxgrad.compilable import Compilable
+
+Capture = Literal["auto", "symbolic", "eager", "dynamo"]
 _SEED = 20240229  # of the random direction that stands in for a loss; any fixed number would do
 
 
@@ -44,7 +47,8 @@ def gradient_flow(  # noqa: PLR0913  # the public signature of the design
         loss: takes what the model returns and gives a scalar.  None: a scalar output is the loss; an output with
             ``.loss`` gives it; otherwise a seeded random direction of norm 1 over all floating outputs (see
             ``flow.event.loss``).
-        capture: front end; ``"auto"`` runs the model once, under ``eager``.
+        capture: front end; ``"auto"`` runs the model once, under ``eager``; ``"dynamo"`` runs it in the graphs that
+            ``torch.compile`` makes, at level ``norm``.
         statistics: ``"full"``, ``"norm"`` or ``"histogram"``.
         sites: ``"node"``, the total gradient of each value; ``"edge"``, also the part that each consumer of a value
             sends back (in ``flow.edges``).
@@ -57,6 +61,8 @@ def gradient_flow(  # noqa: PLR0913  # the public signature of the design
         WatchError: ``model`` is not a module or is scripted.
     """
     _check_options(capture, statistics, sites)
+    if capture == "dynamo":
+        _only_norm(statistics, sites, "capture='dynamo'")
     if isinstance(model, nn.Module):
         model = compiled_original(model) or model
     outer = watch_of(model) if isinstance(model, nn.Module) else None
@@ -65,6 +71,8 @@ def gradient_flow(  # noqa: PLR0913  # the public signature of the design
     positional, named = _arguments(args, kwargs)
     leaves = [tensor for _, tensor in tensors_in((positional, named))]
     with preserved(model, leaves), _paused(outer), torch.enable_grad():
+        if capture == "dynamo":
+            return _by_dynamo(model, positional, named, loss)
         watch = Watch(model, Options(statistics, capture, sites), one_shot=True)
         try:
             scalar, words = _run(model, positional, named, loss)
@@ -100,6 +108,12 @@ def watch(
         CaptureError: ``symbolic`` was asked for and the model cannot be traced (raised by the model's first call).
     """
     _check_options(capture, statistics, sites)
+    if capture == "dynamo":
+        message = (
+            "capture='dynamo' watches no model in place: use torch.compile(model, backend='fxgrad') and "
+            "fxgrad.flow_of(model), or capture='auto'"
+        )
+        raise OptionError(message)
     if isinstance(every, bool) or not isinstance(every, int) or every < 1:
         message = f"every must be a whole number of at least 1, but is {every!r}"
         raise OptionError(message)
@@ -107,14 +121,15 @@ def watch(
 
 
 def instrument(
-    model: nn.Module, *, engine: Literal["hook"] = "hook", sites: SiteKind = "node",
+    model: nn.Module, *, engine: Literal["hook", "function"] = "hook", sites: SiteKind = "node",
     statistics: Level = "norm", capture: Literal["auto", "symbolic"] = "auto",
-) -> Instrumented:  # fmt: skip
+) -> Instrumented | Compilable:  # fmt: skip
     """The pass as a module: an ``fx.GraphModule`` with a probe behind every value, sharing the model's parameters.
 
     Args:
         model: a module that torch.fx can trace faithfully.
-        engine: ``"hook"``, tensor hooks.
+        engine: ``"hook"``, tensor hooks; ``"function"``, an ``autograd.Function`` at each site, for
+            ``torch.compile(..., fullgraph=True)``, at level ``norm``.
         sites: ``"node"``, the total gradient of each value; ``"edge"``, also the part that each consumer of a value
             sends back (in ``flow.edges``).
         statistics: ``"norm"``, ``"full"`` or ``"histogram"``.
@@ -129,12 +144,17 @@ def instrument(
         OptionError: an option has an unknown value.
     """
     _check_options(capture, statistics, sites)
-    if engine != "hook":
-        message = f"engine={engine!r} is not known; it is 'hook'"
+    if engine not in ("hook", "function"):
+        message = f"engine={engine!r} is not known; it is 'hook' or 'function'"
         raise OptionError(message)
-    if str(capture) == "eager":
-        message = "capture='eager' makes no graph module: use fxgrad.watch, or capture='auto' or 'symbolic'"
+    if capture not in ("auto", "symbolic"):
+        message = f"capture={capture!r} makes no graph module: use fxgrad.watch, or capture='auto' or 'symbolic'"
         raise OptionError(message)
+    if engine == "function":
+        _only_norm(statistics, sites, "engine='function'")
+        from fxgrad.compilable import Compilable
+
+        return Compilable(model, capture)
     return Instrumented(model, Options(statistics, capture, sites))
 
 
@@ -169,7 +189,7 @@ def rewrite(
 
 def _check_options(capture: str, statistics: str, sites: str) -> None:
     allowed = {
-        "capture": (capture, ("auto", "symbolic", "eager")),
+        "capture": (capture, ("auto", "symbolic", "eager", "dynamo")),
         "statistics": (statistics, ("norm", "full", "histogram")),
         "sites": (sites, ("node", "edge")),
     }
@@ -177,6 +197,15 @@ def _check_options(capture: str, statistics: str, sites: str) -> None:
         if value not in values:
             message = f"{name}={value!r} is not known; it is one of {', '.join(map(repr, values))}"
             raise OptionError(message)
+
+
+def _only_norm(statistics: str, sites: str, what: str) -> None:
+    if sites != "node":
+        message = f"{what} measures sites='node' only, but was asked for {sites!r}"
+        raise OptionError(message)
+    if statistics != "norm":
+        message = f"{what} knows statistics='norm' only, but was asked for {statistics!r}: only sums go through a slot"
+        raise OptionError(message)
 
 
 def _arguments(args: Any, kwargs: Mapping[str, Any] | None) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -190,6 +219,20 @@ def _arguments(args: Any, kwargs: Mapping[str, Any] | None) -> tuple[tuple[Any, 
         message = f"kwargs must map argument names to values, but is {type(kwargs).__name__}"
         raise InputError(message)
     return args, dict(kwargs or {})
+
+
+def _by_dynamo(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], loss: Callable[[Any], Tensor] | None
+) -> GradientFlow:
+    """One step in the graphs of dynamo, run as they are (inner compiler ``eager``)."""
+    from fxgrad.dynamo_backend import measured_once
+
+    def step(call: Callable[..., Any]) -> str:
+        scalar, words = _run(model, args, kwargs, loss, call)
+        _backward(scalar, model)
+        return words
+
+    return measured_once(model, step)
 
 
 class _paused:  # noqa: N801  # used like a function in a with statement
@@ -208,11 +251,12 @@ class _paused:  # noqa: N801  # used like a function in a with statement
 
 
 def _run(
-    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], loss: Callable[[Any], Tensor] | None
-) -> tuple[Tensor, str]:
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], loss: Callable[[Any], Tensor] | None,
+    call: Callable[..., Any] | None = None,
+) -> tuple[Tensor, str]:  # fmt: skip
     name = type(model).__name__
     try:
-        output = model(*args, **kwargs)
+        output = (model if call is None else call)(*args, **kwargs)
     except FxgradError:
         raise
     except Exception as error:

@@ -159,7 +159,8 @@ def refuse_unhostable(model: Any, what: str) -> None:
     if compiled_original(model) is not None:
         message = (
             f"this model is already compiled ({name}); hooks put on it now would never run. "
-            f"{what.capitalize()} or instrument the model first and compile the result."
+            "Compile the original with torch.compile(model, backend='fxgrad') and read fxgrad.flow_of(model), or "
+            "compile the result of fxgrad.instrument(model, engine='function')."
         )
         raise WatchError(message)
     if isinstance(model, torch.jit.ScriptModule):

@@ -7,7 +7,6 @@ Each function says which name it uses, why no public one does, and what happens 
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 import sys
 import threading
@@ -22,6 +21,8 @@ import torch
 import torch.fx
 import torch.nn.modules.module as _module
 from torch import Tensor, nn
+
+from fxgrad.errors import CaptureError, OptionError
 
 
 def without_torch_function() -> AbstractContextManager[Any]:
@@ -163,7 +164,9 @@ def _python_references(tensor: Tensor) -> int:
     return sys.getrefcount(tensor) - 3 - int(from_cpp)
 
 
-@functools.cache
+_countable: list[bool] = []  # the answer below, once it is known
+
+
 def _references_can_be_counted() -> bool:
     """Whether the count tells the cases apart that it has to: held by C++, by Python, by both."""
     if not hasattr(Tensor, "_use_count"):
@@ -187,7 +190,9 @@ def _held(ref: weakref.ref[Tensor]) -> bool:
 
 def held_by_python(ref: weakref.ref[Tensor]) -> bool:
     """Whether some Python object refers to the tensor; True where torch cannot tell."""
-    return ref() is not None and (not _references_can_be_counted() or _held(ref))
+    if not _countable and not under_a_mode():  # a mode's tensors would not answer for torch's
+        _countable.append(_references_can_be_counted())
+    return ref() is not None and (_countable != [True] or _held(ref))
 
 
 @contextlib.contextmanager
@@ -266,3 +271,49 @@ def captured_kernel(name: str, function: types.FunctionType, examples: list[Tens
         return kernel(*[size if is_size else next(rest) for is_size in sizes])
 
     return call
+
+
+def fake_mode() -> Any:
+    """A new ``torch._subclasses.FakeTensorMode``, which ``torch.compile`` itself stands on; no public name has it.
+
+    Raises:
+        CaptureError: this torch has none; the function engine cannot work then.
+    """
+    try:
+        from torch._subclasses.fake_tensor import FakeTensorMode
+    except ImportError as error:
+        message = f"torch {torch.__version__} has no fake tensors, which engine='function' needs; use engine='hook'"
+        raise CaptureError(message) from error
+    return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def clear_hooks(module: nn.Module) -> None:
+    """Take all hooks off ``module``, a copy of ours, without handles (the registries that ``has_hooks`` reads)."""
+    for name in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"):
+        registry = module.__dict__.get(name)
+        if registry:
+            registry.clear()
+
+
+def inner_compiler(name: Any) -> Any:
+    """The backend of this name (``torch._dynamo.lookup_backend``); a function is one already.
+
+    Raises:
+        OptionError: torch knows no such backend.
+    """
+    from torch._dynamo.backends.registry import lookup_backend
+    from torch._dynamo.exc import InvalidBackend
+
+    try:
+        return lookup_backend(name)
+    except InvalidBackend as error:
+        message = f"inner={name!r} is not a backend of torch.compile; torch.compiler.list_backends() names them"
+        raise OptionError(message) from error
+
+
+def plain_number(value: Any) -> Any:
+    """The number that a ``torch.SymInt`` stood for when its graph was made (``.node.hint``); else the value.
+
+    ``int()`` would tell dynamo that the graph is good for this number only.
+    """
+    return getattr(value.node, "hint", None) if isinstance(value, (torch.SymInt, torch.SymFloat)) else value

@@ -94,6 +94,7 @@ def agrees(printed: str, wanted: str) -> bool:
     return re.fullmatch(".*".join(parts), "".join(printed.split()), re.DOTALL) is not None
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # what dynamo itself does at a graph break
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_page_runs_and_prints_what_it_says(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

@@ -129,7 +129,7 @@ def test_what_cannot_be_traced_is_refused_with_a_way_out() -> None:
     with pytest.raises(OptionError, match=r"fxgrad\.watch"):
         fxgrad.instrument(net(), capture="eager")  # type: ignore[arg-type]
     with pytest.raises(OptionError, match="'hook'"):
-        fxgrad.instrument(net(), engine="function")  # type: ignore[arg-type]
+        fxgrad.instrument(net(), engine="other")  # type: ignore[arg-type]
 
 
 def test_moving_and_casting_reach_the_model() -> None:

@@ -162,3 +162,46 @@ def test_who_holds_a_tensor_is_told(kept: bool, as_view: bool) -> None:
     ref, result = make()
     assert torch_private.held_by_python(ref) == kept
     assert result.requires_grad
+
+
+def test_fake_tensors_have_versions_views_and_autograd_without_data() -> None:
+    with torch_private.fake_mode():
+        x = torch.ones(4, requires_grad=True) * 2
+        view = x.view(2, 2)
+        assert view.untyped_storage() is x.untyped_storage()
+        before = torch_private.version_of(x)
+        view.add_(1)
+        assert torch_private.version_of(x) == before + 1
+        assert torch_private.base_of(view) is x
+
+
+def test_hooks_are_cleared() -> None:
+    model = nn.Linear(2, 2)
+    model.register_forward_hook(lambda *_: None)
+    model.register_full_backward_hook(lambda *_: None)
+    torch_private.clear_hooks(model)
+    assert not torch_private.has_hooks(model)
+
+
+def test_backends_by_name() -> None:
+    from fxgrad.errors import OptionError
+
+    assert callable(torch_private.inner_compiler("eager"))
+    with pytest.raises(OptionError, match="no-such-backend"):
+        torch_private.inner_compiler("no-such-backend")
+
+
+def test_a_symbolic_number_is_read_without_a_guard() -> None:
+    seen: list[object] = []
+
+    def backend(gm: torch.fx.GraphModule, inputs: list[object]) -> object:
+        seen.extend(torch_private.plain_number(value) for value in inputs if not isinstance(value, torch.Tensor))
+        return gm.forward
+
+    torch.compiler.reset()
+    call = torch.compile(lambda x: x * 2, backend=backend, dynamic=True)
+    for rows in (3, 5):
+        call(torch.ones(rows, 2))
+    assert 3 in seen
+    assert 5 not in seen  # one graph for both
+    assert torch_private.plain_number(7) == 7

@@ -250,8 +250,7 @@ class Session(TorchFunctionMode):
         for output, (position, tensor) in zip(old.outputs, found, strict=True):
             self._bind(Ref(number, position), tensor, output)
 
-    def _source(self) -> str | None:
-        return source_line()
+    _source = staticmethod(source_line)
 
     def _bind(self, ref: Ref, tensor: Tensor, output: Output) -> None:
         site = -1
@@ -348,7 +347,7 @@ class Session(TorchFunctionMode):
             return slice(self._template(value.start), self._template(value.stop), self._template(value.step))
         return constant(value)
 
-    # ---- what a probe plan has to know ------------------------------------------------------------------------
+    # ---- what a probe plan has to know ---
 
     def _as_planned(self, old: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether a call that a step of the probe plan goes through still does the same."""

@@ -8,7 +8,7 @@ from typing import Literal
 Level = Literal["norm", "full", "histogram"]
 SiteKind = Literal["node", "edge"]
 NormWord = Literal["l2_norm", "rms", "max_abs"]
-FrontEnd = Literal["symbolic", "eager"]
+FrontEnd = Literal["symbolic", "eager", "dynamo"]
 Reason = Literal[
     "integer",
     "no_grad_required",
@@ -19,6 +19,7 @@ Reason = Literal[
     "not_reached",
     "inside_leaf",
     "changed_through_view",
+    "no_probe",
     "statistic_failed",
     "used_outside",
     "merged_use",
@@ -36,6 +37,7 @@ REASONS: Mapping[Reason, str] = {
     "not_reached": "the value requires a gradient, but the backward pass never came to it",
     "inside_leaf": "the value lives inside a module or function that is observed as one node",
     "changed_through_view": "the value was changed in place through a view, so autograd replaced its node",
+    "no_probe": "no probe of this engine may stand at the value without changing what is computed",
     "statistic_failed": "the gradient arrived, but no statistic could be computed of it",
     "used_outside": "the value leaves the model, and what its use out there sends back cannot be told apart",
     "merged_use": "the call reads the value once for several arguments; its whole part is counted at the first of them",

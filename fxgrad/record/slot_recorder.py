@@ -1,0 +1,159 @@
+"""The recorder of the function engine: the gradient of a run's slots arrives whole, once per backward event.
+
+Each run brings slots of its own, so that nothing is ever added over runs or events.  Parameters are observed by tensor
+hooks, which work under ``torch.compile`` as they do without.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fxgrad.record.hooks import Hook
+from fxgrad.record.recorder import HISTORY, Kept, Parameters
+from fxgrad.record.slots import BufferKey, Kind, Reading, Slots
+from fxgrad.record.statistics import accumulator, dense, write_norm
+from fxgrad.torch_private import at_end_of_backward, current_backward
+
+
+@dataclass(slots=True, eq=False)
+class SlotEvent:
+    """One backward event: what each run's slots received, and the parameters' statistics."""
+
+    number: int
+    thread: int
+    runs: list[tuple[Any, Tensor]] = field(default_factory=list)
+    slots: Slots = field(default_factory=Slots)
+    readings: list[Reading | None] = field(default_factory=list)
+    failures: dict[int, str] = field(default_factory=dict)
+    certain_end: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class KeptRuns:
+    """A finished event."""
+
+    number: int
+    runs: list[tuple[Any, Tensor]]
+    parameters: Kept | None
+
+
+class SlotRecorder:
+    """Takes the gradients of slots and parameters.  Nothing is copied to the host until somebody reads."""
+
+    def __init__(self) -> None:
+        self.on = True
+        self.history: deque[KeptRuns] = deque(maxlen=HISTORY)
+        self.parameters = Parameters()
+        self.escalated: set[int] = set()
+        self.begun = 0  # events that began
+        self._lock = threading.RLock()
+        self._open: dict[int, SlotEvent] = {}
+
+    def expect(self, run: Any, slots: Tensor) -> None:
+        """Take what arrives at ``slots``, the leaf that ``run`` brought along."""
+        if slots.requires_grad:
+            slots.register_hook(lambda gradient: self._take(run, gradient))  # type: ignore[no-untyped-call]
+
+    def _take(self, run: Any, gradient: Tensor) -> None:
+        if not self.on:
+            return
+        event = self._event()
+        if any(known is run for known, _ in event.runs) and not event.certain_end:
+            self._finish(event)  # a second gradient of one run: another backward pass has begun
+            event = self._event()
+        event.runs.append((run, gradient.detach().clone()))  # a compiled backward may use its memory again
+
+    def hook(self, owner: Any, index: int) -> Hook:
+        """A tensor hook for parameter ``index``."""
+        return Hook(self.observe, owner, index)
+
+    def observe(self, owner: Any, index: int, gradient: Tensor) -> None:
+        """What the hooks of parameters call."""
+        del owner
+        if not self.on:
+            return
+        event = self._event()
+        missing = max(index + 1, self.parameters.expected) - len(event.readings)
+        event.readings.extend([None] * missing)
+        if event.readings[index] is not None:
+            event.failures[index] = "arrived in several parts during one backward"
+            return
+        try:
+            with torch.no_grad():
+                values = gradient if gradient.layout is torch.strided else dense(gradient)
+                kind: Kind = "norm" if accumulator(values.dtype) is torch.float32 else "norm64"
+                key: BufferKey = (values.device, kind)
+                write_norm(values, event.slots.views(key, len(event.readings))[index])
+                event.readings[index] = (key, gradient.shape, gradient.numel(), index)
+        except Exception as error:  # noqa: BLE001  # the user's backward must go on, whatever the gradient is
+            event.failures[index] = f"{type(error).__name__}: {error}".splitlines()[0]
+
+    def _event(self) -> SlotEvent:
+        task = current_backward()
+        event = self._open.get(task)
+        if event is not None:
+            return event
+        with self._lock:
+            event = self._open[task] = SlotEvent(self.begun, threading.get_ident())
+            self.begun += 1
+        event.certain_end = at_end_of_backward(lambda: self._finish(event))
+        return event
+
+    def settle(self) -> None:
+        """End the events of this thread whose end torch did not announce."""
+        thread = threading.get_ident()
+        for event in [e for e in self._open.values() if e.thread == thread]:
+            self._finish(event)
+
+    def _finish(self, event: SlotEvent) -> None:
+        with self._lock:
+            tasks = [task for task, found in self._open.items() if found is event]
+            for task in tasks:
+                del self._open[task]
+            if not tasks or not event.runs:
+                return
+            own = None
+            if event.readings:
+                buffers: Any = event.slots.buffers
+                own = Kept(
+                    recording=self.parameters, event=event.number, buffers=buffers,
+                    readings=event.readings, failures=event.failures, usual=None,
+                )  # fmt: skip
+            self.history.append(KeptRuns(event.number, event.runs, own))
+
+
+def kept_of(run: Any, gradient: Tensor, facts: SlotFacts) -> Kept:
+    """One run's part of an event, in the form that ``assemble`` takes.  Copies the slots to the host, once."""
+    sums = gradient.to("cpu", torch.float64).tolist()
+    values = [0.0] * facts.sites
+    readings: list[Reading | None] = [None] * facts.sites
+    key: BufferKey = (torch.device("cpu"), "norm64")
+    for site, slot in facts.slot_of.items():
+        total = sums[slot]
+        if total != 0:
+            values[site] = 0.0 if total < 0 else total**0.5
+            shape = torch.Size(facts.shapes[site])
+            readings[site] = (key, shape, shape.numel(), site)
+    buffers: Any = {key: torch.tensor(values, dtype=torch.float64)}
+    return Kept(recording=run, event=0, buffers=buffers, readings=readings, failures={}, usual=None)
+
+
+@dataclass(frozen=True, slots=True)
+class SlotFacts:
+    """What is known of a run's sites.
+
+    Attributes:
+        sites: how many there are.
+        slot_of: by site number, its slot.
+        shapes: by site number, the shape of the value.
+    """
+
+    sites: int
+    slot_of: dict[int, int]
+    shapes: list[tuple[int, ...]]
