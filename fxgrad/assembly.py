@@ -79,6 +79,8 @@ class _Sites:
     def statistics(self, number: int) -> Statistics | None:
         """Statistics of a site; None for one whose hook saw a part only."""
         if number in self.source:
+            if number in self.recording.not_required or self.recording.differentiated:
+                return None
             return self.statistics(self.source[number])
         if number in self.recording.untold or self._lost(number):
             return None
@@ -150,21 +152,32 @@ class _Sites:
         return self.found[number] if known else None
 
     def _whole(self, ref: Ref) -> Statistics | None:
+        if self.plan.hidden or self.recording.differentiated:
+            return None  # something else than its uses may send back a part
         return self.statistics(self.number[ref]) if ref in self.number else None
 
     def blind_edges(self) -> Iterator[BlindSpot]:
         """Every unmeasured use of a value whose gradient was measured, with its reason."""
-        notes = self.recording.edges
-        for index, (ref, call, argument) in enumerate(self.plan.fan_out if notes is not None else ()):
-            if self._part(index) is not None or self._whole(ref) is None:
+        place = {use: index for index, use in enumerate(self.plan.fan_out)}
+        for use in self.plan.uses if self.recording.edges is not None else ():
+            ref, call, argument = use
+            index = place.get(use)
+            known = self._whole(ref) if index is None else self._part(index)
+            if known is not None or ref not in self.number or self.statistics(self.number[ref]) is None:
                 continue
-            failure = self.kept.failures.get(len(self.plan.sites) + index)
-            reason, more = notes.unmeasured.get(index, ("not_reached", ""))
-            if failure is not None:
-                reason, more = "statistic_failed", failure
+            reason, more = self._why_no_part(index)
             detail = REASONS[reason] + (f" ({more})" if more else "")
             consumer = Consumer(self.plan.nodes[call].key, argument)
             yield BlindSpot(self.plan.nodes[ref.call].key, ref.position, reason, detail, consumer)
+
+    def _why_no_part(self, index: int | None) -> tuple[Reason, str]:
+        if index is None:
+            return "untraceable_use", "something that cannot be seen may use the value too"
+        failure = self.kept.failures.get(len(self.plan.sites) + index)
+        if failure is not None:
+            return "statistic_failed", failure
+        found: tuple[Reason, str] = self.recording.edges.unmeasured.get(index, ("not_reached", ""))
+        return found
 
     # ---- why a tensor has no gradient ----------------------------------------------------------------------
 
@@ -189,6 +202,8 @@ class _Sites:
             return "changed_through_view", ""
         if site in self.failures:
             return "statistic_failed", self.failures[site]
+        if site in self.source and self.recording.differentiated and site not in self.recording.not_required:
+            return "statistic_failed", "it was given no probe of its own, and then a backward pass was differentiated"
         if self.source.get(site) in self.failures:
             return "statistic_failed", self.failures[self.source[site]]
         if site not in self.recording.not_required:

@@ -21,14 +21,16 @@ from fxgrad.capture.modules import ModuleMap
 from fxgrad.choice import Chooser, Symbolic
 from fxgrad.errors import NoFlowError
 from fxgrad.instrumentation.edges import EdgeNotes, hook_edges
+from fxgrad.instrumentation.leaves import LeafHook
 from fxgrad.instrumentation.plan import ProbePlan, plan_probes
 from fxgrad.instrumentation.probe import current, put
 from fxgrad.instrumentation.recording import Recording
+from fxgrad.leaves import LeafHooks
 from fxgrad.record.recorder import Kept, Recorder
 from fxgrad.rewriting.apply import NodeRules, rules_of
 from fxgrad.schema import GradientFlow, Level, SiteKind, Statistics
 from fxgrad.structure import tensors_in
-from fxgrad.torch_private import functorch_active, global_hooks, has_hooks
+from fxgrad.torch_private import functorch_active, global_hooks, tampered
 
 # Norms that a float32 sum of squares holds with room to spare (1e-23 ** 2 is 0, 1.9e19 ** 2 is Inf).
 _TELLABLE = (1e-15, 1e15)
@@ -106,6 +108,7 @@ class Engine:
         self.may_plan = True  # False: every site gets a probe of its own
         self._live: weakref.WeakSet[Recording] = weakref.WeakSet()  # a freed autograd graph takes its recording along
         self._flows: dict[int, GradientFlow] = {}
+        self.leaves = LeafHooks(LeafHook)
 
     # ---- running ---------------------------------------------------------------------------------------------
 
@@ -120,21 +123,17 @@ class Engine:
         if not (observe or rules) or not torch.is_grad_enabled() or functorch_active():
             return self.forward(*args, **kwargs)
         recording = self._begin(rules, observe=observe)
-        try:
-            ready = self.chooser.choose(args, kwargs, self._names)
-            if ready is None:
-                result = self._run_eager(recording, args, kwargs)
-            else:
-                result = self._run_symbolic(recording, ready, args, kwargs)
-            if recording.rewriting is not None:
-                recording.rewriting.settle()
-        except BaseException:
-            recording.release()
-            raise
+        ready = self.chooser.choose(args, kwargs, self._names)
+        if ready is None:
+            result = self._run_eager(recording, args, kwargs)
+        else:
+            result = self._run_symbolic(recording, ready, args, kwargs)
+        if recording.rewriting is not None:
+            recording.rewriting.settle()
         if recording.edges is not None:
             hook_edges(recording)
         recording.report = self.chooser.report()
-        if observe or recording.leaf_handles:
+        if observe:
             self._live.add(recording)
         return result
 
@@ -144,6 +143,7 @@ class Engine:
         self.modules.refresh()
         expected = len(self._previous.sites) + len(self._previous.fan_out) if self._previous is not None else 0
         recording = Recording(self.recorder, next(self._numbers) if observe else -1, expected)
+        recording.leaves = self.leaves
         if observe:
             recording.parameters = self.parameters.refresh(self.modules.parameters)
             recording.edges = EdgeNotes(None) if self.options.sites == "edge" else None
@@ -192,21 +192,17 @@ class Engine:
 
     def _may_plan(self, recording: Recording) -> bool:
         """A rule acts where a hook is, and changes what lies behind it, so that rules want every probe."""
-        return self.may_plan and recording.rewriting is None
+        return self.may_plan and recording.rewriting is None and next(global_hooks(), None) is None
 
     def _plans_for(self, plan: Plan) -> bool:
         """Whether probes may be left out of generated code: no hook was put on the modules next to a step since."""
-        if next(global_hooks(), None) is not None:
-            return False
         leaves = _probes(plan).leaves
-        return not leaves or not any(has_hooks(self.modules.root.get_submodule(path)) for path in leaves)
+        return not leaves or not any(tampered(self.modules.root.get_submodule(path)) for path in leaves)
 
     def _release_finished(self) -> None:
-        """Take the hooks off the inputs of forward calls whose backward has run."""
-        finished = {id(kept.recording) for kept in self.recorder.history}
-        rewritten = {id(r) for r in self._live if r.rewriting is not None and r.rewriting.finished}
-        for recording in [r for r in self._live if id(r) in finished | rewritten]:
-            recording.release()
+        """Forget the forward calls whose backward has run."""
+        finished = {id(kept.recording) for kept in tuple(self.recorder.history)}  # at once: other threads append
+        for recording in [r for r in self._live if id(r) in finished]:
             self._live.discard(recording)
 
     def rest(self) -> None:
@@ -222,9 +218,8 @@ class Engine:
         """Take every hook off."""
         self.recorder.settle()
         self.recorder.on = False
-        for recording in list(self._live):
-            recording.release()
         self._live.clear()
+        self.leaves.remove()
         self.parameters.remove()
 
     # ---- reading ---------------------------------------------------------------------------------------------

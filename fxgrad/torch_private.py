@@ -114,6 +114,11 @@ def has_hooks(module: nn.Module) -> bool:
     )
 
 
+def tampered(module: nn.Module) -> bool:
+    """Whether a call of ``module`` does more than its class's forward: hooks of its own, or a forward put in place."""
+    return has_hooks(module) or "forward" in module.__dict__
+
+
 def global_hooks() -> Iterator[object]:
     """The process-wide module hooks that are registered now; torch offers no public question."""
     for name in (

@@ -172,8 +172,23 @@ class Plan:
 
     @cached_property
     def fan_out(self) -> list[tuple[Ref, int, str]]:
-        """The uses of values that can carry a gradient and are used more than once: the edge sites."""
-        return [use for use in self.uses if use[0] in self.site_numbers and len(self.uses_of[use[0]]) > 1]
+        """The uses that are measured by themselves: the edge sites.
+
+        Those of values that can carry a gradient and are used more than once, or whose very tensor has another name
+        that may be used as well; and all of them where code ran that nobody sees.
+        """
+        named = self._with_several_names
+        several = {ref for ref, uses in self.uses_of.items() if len(uses) > 1 or ref in named or self.hidden}
+        return [use for use in self.uses if use[0] in self.site_numbers and use[0] in several]
+
+    @cached_property
+    def _with_several_names(self) -> set[Ref]:
+        found: set[Ref] = set()
+        for number, call in enumerate(self.calls):
+            for output, same in zip(call.outputs, call.same_object, strict=False):
+                if same is not None and same not in call.changed:
+                    found |= {same, Ref(number, output.position)}
+        return found
 
     @cached_property
     def fan_out_groups(self) -> list[tuple[Ref, int, list[int]]]:

@@ -36,14 +36,15 @@ from fxgrad.capture.values import Known, Values, names_of
 from fxgrad.structure import tensors_in
 from fxgrad.torch_private import (
     functorch_active,
-    has_hooks,
     remove_global_hook,
     sequence_number,
+    tampered,
     version_of,
     without_torch_function,
 )
 
 _WRITES_ITEM = torch.Tensor.__setitem__
+_HOOKABLE = frozenset({"register_hook", "grad_fn"})  # what a user's hook on a value begins with
 _WORDS: dict[Any, str] = {}  # of torch's functions, which live as long as the process
 
 
@@ -198,11 +199,11 @@ class Session(TorchFunctionMode):
         word = _WORDS.get(func)
         if word is None:
             word = _WORDS[func] = function_word(func)
+        if word in _HOOKABLE:
+            self._note_user_hook(args[0])
         if word in METADATA or functorch_active():
             # Wrapped tensors have no gradient of their own; what comes out of a transform is external.
             return func(*args, **kwargs)
-        if word == "register_hook":
-            self._note_user_hook(args[0])
         refs = self._refs(args, kwargs)
         if word[:2] == "__":  # a reflected operator: what stands first in the user's code comes second here
             word, given = word[2:], args[::-1]
@@ -243,8 +244,9 @@ class Session(TorchFunctionMode):
                 op == "call_module" and frozen(self.modules.root.get_submodule(target)),
                 tuple(self._values.ref(tensor) for _, tensor in found),
                 tuple(self._values.base(tensor) for _, tensor in found), self._values.changed(args, kwargs),
-                op == "call_module" and has_hooks(self.modules.root.get_submodule(target)),
+                op == "call_module" and tampered(self.modules.root.get_submodule(target)),
             )  # fmt: skip
+        self.hidden |= old.hooked  # a hook or forward of its own may use any value that it kept
         self.calls.append(old)
         self._first_sites.append(self._sites)
         for output, (position, tensor) in zip(old.outputs, found, strict=True):
@@ -347,15 +349,13 @@ class Session(TorchFunctionMode):
             return slice(self._template(value.start), self._template(value.stop), self._template(value.step))
         return constant(value)
 
-    # ---- what a probe plan has to know ---
-
     def _as_planned(self, old: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether a call that a step of the probe plan goes through still does the same."""
         planned = self._planned
         if planned is None or not planned.active:
             return True
         if old.op == "call_module" and old.target in planned.plan.leaves:
-            return not has_hooks(self.modules.root.get_submodule(old.target))
+            return not tampered(self.modules.root.get_submodule(old.target))
         if len(self.calls) not in planned.plan.through:
             return True
         return self._template(args) == old.args and old.kwargs == {k: self._template(v) for k, v in kwargs.items()}

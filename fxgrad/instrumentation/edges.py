@@ -7,7 +7,7 @@ its inputs, so a call that takes a value through several autograd nodes is found
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -107,6 +107,12 @@ class PartsHook:
         return hook
 
 
+#: Ops whose positional tensor arguments are autograd's inputs in the same order (checked by tests, one by one).
+_ORDERED = frozenset({
+    "add", "sub", "mul", "div", "pow", "atan2", "matmul", "mm", "bmm", "linear", "cat", "stack", "where", "lerp",
+    "addmm", "addcmul", "scaled_dot_product_attention", "bilinear", "mse_loss", "minimum", "maximum", "hypot",
+})  # fmt: skip
+_LEADING = {"linear": 2, "scaled_dot_product_attention": 3}  # arguments that are in order; a bias, a mask is not
 Piece = tuple[Node, int]  # a node, and which of its inputs
 
 
@@ -116,8 +122,13 @@ def hook_edges(recording: Any) -> None:
     start = len(recording.plan.sites)
     for ref, consumer, numbers in recording.plan.fan_out_groups:
         found = search.pieces(ref, consumer)
-        if isinstance(found, list) and len(numbers) > 1 and len(found) not in (1, len(numbers)):
-            found = ("untraceable_use", f"{len(found)} autograd edges for {len(numbers)} arguments")
+        if isinstance(found, list) and len(numbers) > 1 and len(found) != 1:
+            call = recording.plan.calls[consumer]
+            if len(found) != len(numbers) or not _in_order(call, ref):
+                found = (
+                    "untraceable_use",
+                    "it is taken as several arguments, and which is which cannot be told",
+                )
         if not isinstance(found, list):
             recording.edges.unmeasured.update(dict.fromkeys(numbers, found))
             continue
@@ -131,6 +142,23 @@ def hook_edges(recording: Any) -> None:
         for number in numbers[len(found) :]:
             recording.edges.unmeasured[number] = ("merged_use", "")
     recording.edges.at.clear()
+
+
+def _in_order(call: Any, ref: Any) -> bool:
+    """Whether autograd lists what the call took in the order of its arguments."""
+    name = getattr(call.function, "__name__", call.function)
+    if call.word not in _ORDERED or str(name).startswith("__r"):
+        return False
+    further = [*call.args[_LEADING.get(call.word, len(call.args)) :], *call.kwargs.values()]
+    return ref not in _refs_in(further)
+
+
+def _refs_in(values: Iterable[Any]) -> Iterator[Any]:
+    for value in values:
+        if isinstance(value, (list, tuple)) and not hasattr(value, "position"):
+            yield from _refs_in(value)
+        elif hasattr(value, "position"):
+            yield value
 
 
 def _put(recording: Any, index: int, pieces: Sequence[Piece]) -> None:

@@ -19,9 +19,12 @@ equal (sums up to rounding).
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+import torch
 
 _REARRANGES = frozenset({
     "view", "view_as", "reshape", "reshape_as", "permute", "transpose", "t", "T", "mT", "movedim", "moveaxis",
@@ -85,7 +88,7 @@ class _Planner:
         for n, call in enumerate(self.calls):
             for argument, ref in call.uses():
                 self.uses.setdefault(ref, []).append((n, argument))
-        self.excluded: set[Any] = plan.lost | plan.hooked | plan.held | self._changed()
+        self.excluded: set[Any] = plan.lost | plan.hooked | plan.held | self._shared(plan.held)
 
     def steps(self) -> dict[int, Step]:
         found = {}
@@ -138,7 +141,7 @@ class _Planner:
         return any(self.calls[n].op == "output" or self.calls[n].hooked for n, _ in uses)
 
     def _adds(self, call: Any, value: Any, result: Any) -> bool:
-        if call.word != "add" or len(call.args) != 2 or call.kwargs not in ({}, {"alpha": 1}):  # noqa: PLR2004
+        if call.word != "add" or not _of_torch(call) or len(call.args) != 2 or call.kwargs not in ({}, {"alpha": 1}):  # noqa: PLR2004
             return False
         for operand in call.args:
             number = self.number.get(operand) if hasattr(operand, "position") else None
@@ -149,8 +152,8 @@ class _Planner:
                 return False
         return bool(value.shape == result.shape)
 
-    def _changed(self) -> set[Any]:
-        """Every value that shares memory with one that is changed in place."""
+    def _shared(self, held: set[Any]) -> set[Any]:
+        """Every value that shares memory with one that is changed in place, or may be from outside."""
         root: dict[Any, Any] = {}
 
         def find(ref: Any) -> Any:
@@ -165,6 +168,9 @@ class _Planner:
                     if two is not None and one != two:
                         root[one] = two
         changed = {find(tuple(ref)) for call in self.calls for ref in call.changed}
+        # Whoever holds a value that shares the memory may change it when the call has returned.
+        outside = [ref for call in self.calls if call.op == "output" for _, ref in call.uses()]
+        changed |= {find(tuple(ref)) for ref in (*outside, *held)}
         return {(n, out.position) for n, call in enumerate(self.calls) for out in call.outputs
                 if find((n, out.position)) in changed}  # fmt: skip
 
@@ -177,7 +183,18 @@ def _rearranges(call: Any, value: Any, result: Any) -> bool:
     if call.word == "getitem":
         index = call.args[1] if type(call.args[1]) is tuple else (call.args[1],)
         return all(_basic(part) for part in index)
-    return call.word in _REARRANGES
+    return call.word in _REARRANGES and _of_torch(call)
+
+
+def _of_torch(call: Any) -> bool:
+    """Whether the call is torch's own, and not one of somebody's that has the same name."""
+    function, word = call.function, call.word
+    if isinstance(function, str) or function is operator.getitem:  # a method, as torch.fx writes it
+        return True
+    names = (word, f"__{word}__", f"__r{word}__")
+    known = [getattr(home, name, None) for home in (torch.Tensor, torch, operator) for name in names]
+    owner = getattr(function, "__self__", None)  # of the getter of an attribute such as x.T
+    return any(function is one or (owner is not None and owner is one) for one in known if one is not None)
 
 
 def _basic(index: Any) -> bool:

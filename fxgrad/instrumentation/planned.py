@@ -114,9 +114,9 @@ class Planned:
         tensor = left.tensor()
         if tensor is not None and tensor.requires_grad and version_of(tensor) == left.version:
             self._put(tensor, site)
-        elif why is None:
+        elif why is None and tensor is None:
             return
         else:
-            self.dropped[site] = f"it was given no probe of its own, and then {why}"
+            self.dropped[site] = f"it was given no probe of its own, and then {why or 'was changed in place'}"
         del self.left[site]
         self.steps = {number: step for number, step in self.steps.items() if number != site}

@@ -11,22 +11,20 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from torch.utils.hooks import RemovableHandle
-
     from fxgrad.instrumentation.recording import Recording
 
 
 def put(recording: Recording, value: Tensor, index: int) -> Any:
-    """Put the hook of site ``index`` on ``value``, which requires grad.
-
-    The hook of a leaf tensor would outlive the graph, so the recording takes it off again.
-    """
+    """Put the hook of site ``index`` on ``value``, which requires grad."""
+    # torch 2.14 crashes where a view that an item assignment changed gets a hook before its new node was asked for.
+    node = value.grad_fn
     if recording.rewriting is not None:
         return recording.rewriting.put(value, index)
+    if node is None and value.is_leaf:
+        return recording.leaves.of(value).add(recording, index)
+    recording.computed = True
     hook = recording.sink.hook(recording, index)
-    handle: RemovableHandle = value.register_hook(hook)  # type: ignore[no-untyped-call]
-    if value.is_leaf:
-        recording.leaf_handles.append(handle)
+    value.register_hook(hook)  # type: ignore[no-untyped-call]
     return hook
 
 

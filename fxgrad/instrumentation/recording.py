@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
@@ -12,9 +13,6 @@ from fxgrad.instrumentation.plan import ProbePlan
 from fxgrad.instrumentation.planned import NO_PLAN, Planned
 from fxgrad.instrumentation.probe import put
 from fxgrad.structure import tensors_in
-
-if TYPE_CHECKING:
-    from torch.utils.hooks import RemovableHandle
 
 
 class Recording:
@@ -30,6 +28,9 @@ class Recording:
         report: which front end ran, and why.
         parameters: the model's parameters at this call, as (number, names, tensor).
         expected: how many slots to prepare.
+        leaves: the hooks on leaf tensors, which outlive the call.
+        computed: whether any value but a leaf has a hook.
+        differentiated: whether a backward pass through the call was itself recorded by autograd (``create_graph``).
         planned: which sites get no hook in this call.
         edges: where values are in the autograd graph; None where edges are not measured.
         rewriting: the rewrite rules of this call, which then put the hooks; None without rules.
@@ -37,8 +38,9 @@ class Recording:
     """
 
     __slots__ = (
-        "__weakref__", "edges", "escalated", "expected", "leaf_handles", "not_required", "number", "parameters", "part",
-        "partial", "plan", "planned", "report", "rewriting", "shapes", "sink", "table", "task", "untold",
+        "__weakref__", "computed", "differentiated", "edges", "escalated", "expected", "leaves", "not_required",
+        "number", "parameters", "part", "partial", "plan", "planned", "report", "rewriting", "shapes", "sink", "table",
+        "task", "untold",
     )  # fmt: skip
 
     def __init__(self, sink: Any, number: int, expected: int) -> None:
@@ -48,7 +50,9 @@ class Recording:
         self.shapes: list[Any] = []
         self.not_required: set[int] = set()
         self.untold: set[int] = set()
-        self.leaf_handles: list[RemovableHandle] = []
+        self.leaves: Any = None
+        self.computed = False
+        self.differentiated = False
         self.task: int | None = None
         self.part: Any = None
         self.plan: Any = None
@@ -62,7 +66,21 @@ class Recording:
 
     def use(self, probes: ProbePlan) -> None:
         """Put hooks only where ``probes`` wants them."""
-        self.planned = Planned(probes, lambda value, site: put(self, value, site))
+        this = weakref.ref(self)  # no cycle: a freed autograd graph is to take its recording along
+
+        def hook(value: Tensor, site: int) -> None:
+            recording = this()
+            if recording is not None:
+                put(recording, value, site)
+
+        self.planned = Planned(probes, hook)
+
+    def distrust(self) -> None:
+        """A backward pass is being differentiated: what a call saved may send back more than its result's users do."""
+        self.differentiated = True
+        if self.plan is not None and not self.plan.hidden:
+            self.plan.hidden = True
+            self.plan.replan()
 
     def follow(self, plan: Any) -> None:
         """Take probes of generated code, whose sites are known from ``plan`` beforehand."""
@@ -104,9 +122,3 @@ class Recording:
             hooks[site].index = -1
         outputs = [spec.output for spec in self.plan.sites]
         self.planned.retire(probes, {site: (self.shapes[site], outputs[site].dtype) for site in probes.steps})
-
-    def release(self) -> None:
-        """Take the hooks off leaf tensors; those on other tensors go with the graph."""
-        for handle in self.leaf_handles:
-            handle.remove()
-        self.leaf_handles.clear()

@@ -33,13 +33,19 @@ class Owner(Protocol):
     """Whose sites are observed: a recording, or the parameters.
 
     ``task`` and ``part`` are the recorder's: the backward pass that is running through the owner, and its part.
-    ``escalated`` are the sites to be measured at ``full``.
+    ``escalated`` are the sites to be measured at ``full``.  ``distrust`` is called in a backward pass that is
+    differentiated itself.
     """
 
     task: int | None
     part: Any
     expected: int
     escalated: Any
+    differentiated: bool
+
+    def distrust(self) -> None:
+        """A backward pass is being differentiated."""
+        ...
 
 
 class Parameters:
@@ -50,6 +56,11 @@ class Parameters:
         self.part: Part | None = None
         self.expected = 0
         self.escalated: set[int] = set()
+        self.differentiated = False
+
+    def distrust(self) -> None:
+        """What a parameter gets is what arrives, however it comes about."""
+        self.differentiated = True
 
 
 @dataclass(slots=True, eq=False)
@@ -133,6 +144,8 @@ class Recorder:
         """
         if owner is self.parameters and not self.on:
             return
+        if gradient.requires_grad and not owner.differentiated:
+            owner.distrust()
         part: Part
         if owner.task == current_backward() and index < len(owner.part.readings) and owner.part.readings[index] is None:
             part = owner.part

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor, nn
 
 from fxgrad.errors import RuleError
+from fxgrad.leaves import LeafHooks
 from fxgrad.rewriting.edges import Made, attach
 from fxgrad.rewriting.resolving import Resolution, nothing_found
 from fxgrad.rewriting.rule import Rule, apply_through
 from fxgrad.rewriting.state import Bound, State
 from fxgrad.schema import Site
 from fxgrad.torch_private import base_of, current_backward
-
-if TYPE_CHECKING:
-    from torch.utils.hooks import RemovableHandle
 
 MARK = "_fxgrad_rewriting"
 _KEPT = 4  # plans whose resolution is kept: train and eval, with and without an optional argument
@@ -42,6 +40,7 @@ class NodeRules:
         self._resolved: list[Resolution] = []
         self.backward: int | None = None
         self.done: list[str] = []  # sites rewritten in that backward pass, for error messages
+        self.leaves = LeafHooks(LeafChain)
 
     def add(self, state: State) -> None:
         """Take in the rules of a rewrite, behind those that are there."""
@@ -52,6 +51,8 @@ class NodeRules:
         """Forget the rules of a rewrite."""
         self._states = [other for other in self._states if other is not state]
         self._refresh()
+        if not self._states:
+            self.leaves.remove()
 
     def _refresh(self) -> None:
         self.bound = [bound for state in self._states for bound in state.of_nodes]
@@ -104,16 +105,33 @@ class Entry:
 class Chain:
     """The tensor hook of one value: its sites, that of the latest call first, as the backward pass comes to them."""
 
-    __slots__ = ("entries", "run")
+    __slots__ = ("entries", "leaf", "run")
     __torch_unserializable__ = True
 
     def __init__(self, run: Pass, entry: Entry) -> None:
         self.run = run
         self.entries = [entry]
+        self.leaf = False
 
     def __call__(self, gradient: Tensor) -> Tensor | None:
         """The gradient after observation and rules; None where no rule changed it."""
-        return self.run.gradient(self.entries, gradient)
+        recording = self.run.recording
+        own = not self.leaf or recording.task == current_backward() or not recording.computed
+        return self.run.gradient(self.entries, gradient, observe=own)
+
+
+class LeafChain:
+    """The one hook of a leaf tensor: the rules act once, as in the latest forward call that took it."""
+
+    __slots__ = ("chain",)
+    __torch_unserializable__ = True
+
+    def __init__(self) -> None:
+        self.chain: Chain | None = None
+
+    def __call__(self, gradient: Tensor) -> Tensor | None:
+        """The gradient after the rules."""
+        return None if self.chain is None else self.chain(gradient)
 
 
 class Through:
@@ -169,11 +187,14 @@ class Pass:
             known[2].entries.insert(0, entry)  # a call that returned the very tensor that it was given
             return entry
         chain = Chain(self, entry)
-        handle: RemovableHandle = value.register_hook(chain)  # type: ignore[no-untyped-call]
-        if value.is_leaf:
-            self.recording.leaf_handles.append(handle)
-        elif self._through and node is not None:
-            node.register_hook(Through(self, entry, self._unfit(value, node)))
+        if node is None and value.is_leaf:
+            self.rules.leaves.of(value).chain = chain
+            chain.leaf = True
+        else:
+            value.register_hook(chain)  # type: ignore[no-untyped-call]
+            self.recording.computed = True
+            if self._through and node is not None:
+                node.register_hook(Through(self, entry, self._unfit(value, node)))
         chains = self._chains
         self._chains[key] = (weakref.ref(value, lambda _: chains.pop(key, None)), node, chain)
         return entry
@@ -256,11 +277,6 @@ class Pass:
 
     # ---- backward ----------------------------------------------------------------------------------------------
 
-    @property
-    def finished(self) -> bool:
-        """Whether a gradient has come that nothing but the rules waits for."""
-        return self.fired and not self.observing
-
     def told(self, number: int) -> tuple[tuple[str, ...], tuple[int, ...], int] | None:
         """For the flow: the names of the rules at a site, how often each ran, and the slot of what they passed on."""
         bound = (self._table or {}).get(number)
@@ -269,25 +285,26 @@ class Pass:
         ran = tuple(self._ran[number, place] for place in range(len(bound)))
         return tuple(rule.name for _, _, rule in bound), ran, self._after[number]
 
-    def gradient(self, entries: list[Entry], gradient: Tensor) -> Tensor | None:
-        """Run through the sites of one value.
+    def gradient(self, entries: list[Entry], gradient: Tensor, *, observe: bool) -> Tensor | None:
+        """Run through the sites of one value.  ``observe``: this backward pass goes through the call.
 
         Raises:
             RuleError: a rule raised or broke its contract.
         """
         self.fired = True
         table = self._known_table()
+        observe = observe and self.observing
         result = gradient
         for entry in entries:
             index = entry.index
             if index < 0:
                 continue
-            if self.observing:
+            if observe:
                 self.recording.sink.observe(self.recording, index, result)
             bound = table.get(index)
             if bound is not None:
                 result = self._rewrite(index, bound, result)
-                if self.observing and index in self._after:
+                if observe and index in self._after:
                     self.recording.sink.observe(self.recording, self._after[index], result)
         return None if result is gradient else result
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import pytest
@@ -372,3 +373,167 @@ def test_a_module_hook_that_is_put_on_later_is_seen(capture: Any) -> None:
         assert derived(flow) == {}
         assert flow.site("a").l2_norm == pytest.approx(flow.site("/getitem").l2_norm)
         assert flow.site("a").l2_norm != pytest.approx(flow.site("flat").l2_norm)
+
+
+# ---- what lies outside of the forward call -------------------------------------------------------------------------
+
+
+def unequal(make: Any, steps: Any, **options: Any) -> list[str]:
+    """Sites whose norm with a plan is another one than without, in any step; those that are named are left out."""
+    flows = []
+    for plans in (True, False):
+        torch.manual_seed(0)
+        model = make()
+        with fxgrad.watch(model, statistics="full", **options) as watch:
+            watch.engine.may_plan = plans
+            for number in range(5):
+                torch.manual_seed(number)
+                steps(model, number)
+                model.zero_grad()
+            flows.append(list(watch.history))
+    wrong = []
+    for one, two in zip(*flows, strict=True):
+        named = {spot.id for spot in one.blind_spots if spot.reason == "statistic_failed"}
+        for site, want in zip(one, two, strict=True):
+            same = site.l2_norm == pytest.approx(want.l2_norm, rel=1e-6) if want.measured else not site.measured
+            if site.id not in named and not same:
+                wrong.append(site.id)
+    return wrong
+
+
+class ViewReturned(Base):
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        v = self.a(x).view(-1)
+        return v.unsqueeze(0), (v * 2).sum()
+
+
+def change_the_output(model: nn.Module, _: int) -> None:
+    view, rest = model(torch.randn(3, 4))
+    view.mul_(3)
+    (view.sum() + rest).backward()
+
+
+class Penalised(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.sigmoid(self.a(x)).view(-1) ** 3
+
+
+def penalise(model: nn.Module, _: int) -> None:
+    x = torch.randn(3, 4, requires_grad=True)
+    out = model(x).sum()
+    (slope,) = torch.autograd.grad(out, x, create_graph=True)
+    (out + slope.square().sum()).backward()
+
+
+class TwoBranches(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.a(x) + self.b(x)).view(-1) * 3
+
+
+def freeze_late(model: Any, number: int) -> None:
+    if number == 3:
+        model.b.requires_grad_(False)
+    model(torch.randn(3, 4)).sum().backward()
+
+
+class GradFnHook(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        v = self.a(x).view(-1)
+        v.grad_fn.register_hook(lambda passed, received: tuple(g * 7 for g in passed))
+        return v * 1
+
+
+class LateChange(Base):
+    late = ""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x)
+        v = h.view(-1)
+        u = v * 3
+        if self.late == "base":
+            h.mul_(2)
+            return u.sum() + h.sum()
+        if self.late == "view":
+            v.mul_(2)
+            return u.sum() + h.sum()
+        return u.sum()
+
+
+def change_late(late: str) -> Any:
+    def step(model: Any, number: int) -> None:
+        model.late = late if number == 4 else ""
+        model(torch.randn(3, 4)).backward()
+
+    return step
+
+
+def plain_step(model: nn.Module, _: int) -> None:
+    model(torch.randn(3, 4)).sum().backward()
+
+
+OUTSIDE = {
+    "output changed in place": (ViewReturned, change_the_output), "gradient penalty": (Penalised, penalise),
+    "frozen late": (TwoBranches, freeze_late), "hook on grad_fn": (GradFnHook, plain_step),
+    "base changed late": (LateChange, change_late("base")), "view changed late": (LateChange, change_late("view")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("capture", ["eager", "auto"])
+@pytest.mark.parametrize("name", OUTSIDE)
+def test_what_happens_around_the_calls_is_seen(name: str, capture: Any) -> None:
+    make, steps = OUTSIDE[name]
+    assert unequal(make, steps, capture=capture) == []
+
+
+def test_calls_that_only_have_the_name_of_a_rearrangement_keep_their_probe() -> None:
+    class Flattened(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.flat = nn.Linear(4, 4), nn.Flatten(0)
+            self.flat.forward = lambda x: x.flatten() * 4
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.flat(self.a(x)) * 1
+
+    assert unequal(Flattened, plain_step, capture="eager") == []
+    assert derived(fxgrad.gradient_flow(Flattened(), torch.randn(3, 4))) == {}
+
+
+def test_a_view_with_two_item_assignments() -> None:
+    class Assigns(Base):
+        def forward(self, x: Tensor) -> Tensor:
+            t = self.a(x).view(-1)
+            t[0] = 0
+            t[1] = 0
+            return t.sum()
+
+    for capture in ("eager", "auto"):
+        assert unequal(Assigns, plain_step, capture=capture) == []
+
+
+def test_a_leaf_that_many_forward_calls_take_has_one_hook() -> None:
+    model, x = Rearranges(), torch.randn(3, 4, requires_grad=True)
+    with fxgrad.watch(model) as watch:
+        for _ in range(20):
+            model(x)
+        assert len(x._backward_hooks) == 1
+        first, second = model(x).sum(), model(x).sum()
+        first.backward(retain_graph=True)
+        model(torch.randn(3, 4))
+        first.backward()
+        assert [flow.site("input:x").measured for flow in watch.history] == [True, True]
+        second.backward()
+        assert len(watch.history) == 3
+    assert not x._backward_hooks
+
+
+def test_a_forward_call_without_a_backward_leaves_nothing() -> None:
+    model, x = Rearranges(), torch.randn(3, 4)
+    with fxgrad.watch(model) as watch:
+        gc.disable()
+        try:
+            for _ in range(10):
+                model(x)
+            assert len(watch.engine._live) == 0
+        finally:
+            gc.enable()
