@@ -195,8 +195,8 @@ def _other(result: dict[str, Any]) -> str:
         )
     if found := result.get("imports"):
         lines.append(
-            f"- `import fxgrad` {found['import_alone']} ms behind `import torch`; until `fxgrad.watch` is there "
-            f"{found['value']} ms, or {found['with_optimizer']} ms where an optimizer was made before.\n"
+            f"- `import fxgrad` {found['value']} ms behind `import torch`; until `fxgrad.watch` is there "
+            f"{found['ready']} ms, or {found['with_optimizer']} ms where an optimizer was made before.\n"
         )
     if found := result.get("graph_capture"):
         lines += [f"- CUDA graph of a watched step, {model}: {answer}.\n" for model, answer in found.items()]

