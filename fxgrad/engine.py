@@ -30,7 +30,7 @@ from fxgrad.record.recorder import Kept, Recorder
 from fxgrad.rewriting.apply import NodeRules, rules_of
 from fxgrad.schema import GradientFlow, Level, SiteKind, Statistics
 from fxgrad.structure import tensors_in
-from fxgrad.torch_private import functorch_active, global_hooks, tampered
+from fxgrad.torch_private import forget_empty_hooks, functorch_active, global_hooks, tampered
 
 # Norms that a float32 sum of squares holds with room to spare (1e-23 ** 2 is 0, 1.9e19 ** 2 is Inf).
 _TELLABLE = (1e-15, 1e15)
@@ -64,8 +64,9 @@ class ParameterHooks:
 
     def remove(self) -> None:
         """Take all hooks off."""
-        for _, handle in self._hooked.values():
+        for parameter, handle in self._hooked.values():
             handle.remove()
+            forget_empty_hooks(parameter)
         self._hooked.clear()
 
 

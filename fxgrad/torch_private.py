@@ -90,6 +90,16 @@ def _thread_number() -> int:
 current_backward: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", _thread_number)  # noqa: SLF001
 
 
+def forget_empty_hooks(tensor: Tensor) -> None:
+    """Give a leaf whose last hook was removed back as it was before the first.
+
+    ``Tensor._backward_hooks``: torch keeps the empty dictionary, and every backward pass looks into it (0.5 us each,
+    3 % of a step of 66 tiny parameters).  Where the name is missing, that stays.
+    """
+    if getattr(tensor, "_backward_hooks", None) == {}:
+        tensor._backward_hooks = None  # noqa: SLF001
+
+
 def children_of(module: nn.Module) -> dict[str, nn.Module | None]:
     """The registry of submodules itself (``Module._modules``): ``named_children`` skips duplicates and None."""
     return module._modules  # noqa: SLF001

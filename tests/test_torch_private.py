@@ -205,3 +205,20 @@ def test_a_symbolic_number_is_read_without_a_guard() -> None:
     assert 3 in seen
     assert 5 not in seen  # one graph for both
     assert torch_private.plain_number(7) == 7
+
+
+def test_a_leaf_without_hooks_is_as_before_its_first() -> None:
+    one, two = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
+    one.register_hook(lambda gradient: None).remove()
+    kept = two.register_hook(lambda gradient: gradient * 3)
+    for leaf in (one, two):
+        torch_private.forget_empty_hooks(leaf)
+    assert one._backward_hooks is None
+    (one + two).sum().backward()
+    assert two.grad is not None and two.grad.tolist() == [3.0, 3.0]
+    kept.remove()
+    again = one.register_hook(lambda gradient: gradient * 2)
+    one.grad = None
+    one.sum().backward()
+    assert one.grad is not None and one.grad.tolist() == [2.0, 2.0]
+    again.remove()
