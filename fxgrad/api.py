@@ -63,6 +63,14 @@ def gradient_flow(  # noqa: PLR0913  # the public signature of the design
     _check_options(capture, statistics, sites)
     if capture == "dynamo":
         _only_norm(statistics, sites, "capture='dynamo'")
+    return _measured(model, args, kwargs, loss, Options(statistics, capture, sites))
+
+
+def _measured(
+    model: nn.Module, args: Any, kwargs: Mapping[str, Any] | None, loss: Callable[[Any], Tensor] | None,
+    options: Options,
+) -> GradientFlow:  # fmt: skip
+    """One step of a model that is given back as it was."""
     if isinstance(model, nn.Module):
         model = compiled_original(model) or model
     outer = watch_of(model) if isinstance(model, nn.Module) else None
@@ -71,9 +79,9 @@ def gradient_flow(  # noqa: PLR0913  # the public signature of the design
     positional, named = _arguments(args, kwargs)
     leaves = [tensor for _, tensor in tensors_in((positional, named))]
     with preserved(model, leaves), _paused(outer), torch.enable_grad():
-        if capture == "dynamo":
+        if options.capture == "dynamo":
             return _by_dynamo(model, positional, named, loss)
-        watch = Watch(model, Options(statistics, capture, sites), one_shot=True)
+        watch = Watch(model, options, one_shot=True)
         try:
             scalar, words = _run(model, positional, named, loss)
             watch.engine.loss_words = words
@@ -176,11 +184,14 @@ def rewrite(
 
     Raises:
         WatchError: not a module, compiled or scripted.
-        RuleError: not a rule, or one that selects no parameter, or an edge.  One that selects no site raises at the
+        RuleError: not a rule, or one that selects no parameter.  One that selects no site or edge raises at the
             first call of the model.
         OptionError: an option has an unknown value.
     """
     _check_options(capture, "norm", "node")
+    if capture == "dynamo":
+        message = "capture='dynamo' rewrites no model in place; rules act under 'auto', 'symbolic' or 'eager'"
+        raise OptionError(message)
     if audit not in ("count", "full"):
         message = f"audit={audit!r} is not known; it is one of 'count', 'full'"
         raise OptionError(message)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 import fxgrad
 from tests.runs import plain_run
@@ -53,3 +54,42 @@ def pair(make: Callable[[], tuple[nn.Module, Any, Any]]) -> list[tuple[nn.Module
         torch.manual_seed(0)
         made.append(make())
     return made
+
+
+# ---- models --------------------------------------------------------------------------------------------------------
+
+
+class Base(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(4, 4)
+        self.b = nn.Linear(4, 4)
+
+
+def squares(output: Any) -> Tensor:
+    return output.square().sum()
+
+
+def build(kind: type[nn.Module]) -> tuple[nn.Module, Tensor]:
+    torch.manual_seed(0)
+    return kind(), torch.randn(3, 4)
+
+
+class Rearranges(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x)
+        h = h.reshape(3, 2, 2).permute(0, 2, 1).contiguous().flatten(1)
+        h = h[:, None].squeeze(1).to(torch.float32)
+        h = F.dropout(h, 0.5, training=False)
+        return self.b(h + torch.tanh(self.a(x)))
+
+
+class Square(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x.square()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return 2 * gradient * ctx.saved_tensors[0]

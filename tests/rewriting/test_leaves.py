@@ -68,3 +68,8 @@ def test_a_rule_at_a_leaf_acts_once_a_backward(name: str, watched: bool) -> None
     plain = gradients(steps, None, watched=watched)
     torch.testing.assert_close(gradients(steps, "input:x", watched=watched)["x"], plain["x"] * 0.5)
     torch.testing.assert_close(gradients(steps, "i", watched=watched)["p"], plain["p"] * 0.5)
+
+
+def test_a_front_end_that_cannot_rewrite_is_refused() -> None:
+    with pytest.raises(fxgrad.errors.OptionError, match="dynamo"):
+        fxgrad.rewrite(OwnTensor(), rules.scale(0.5, where=rules.nodes("i")), capture="dynamo")
