@@ -17,7 +17,7 @@ from fxgrad.errors import FlowFileError
 from fxgrad.schema import GradientFlow, Node, Site
 
 FORMAT = "fxgrad-flow"
-VERSION = 1
+VERSION = 2  # 2: values, constants and optimizer facts
 _SPELLED = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
@@ -67,6 +67,11 @@ def from_json(text: str, where: str = "the text") -> GradientFlow:
     version = content.get("version")
     if type(version) is not int or version < 1:
         message = f"{where} is damaged: its version is {version!r}. Write it again with flow.to_json(path)."
+        raise FlowFileError(message)
+    if version < VERSION:
+        message = (
+            f"{where} has version {version}, from before the first release. Write it again with flow.to_json(path)."
+        )
         raise FlowFileError(message)
     if version > VERSION:
         message = f"{where} has version {version}, newer than {VERSION}, which this fxgrad reads. Upgrade fxgrad."

@@ -127,7 +127,8 @@ def test_every_truncation_is_damage() -> None:
 @pytest.mark.parametrize(
     ("path", "value", "said"),
     [
-        (["version"], 2, "newer than 1"),
+        (["version"], 3, "newer than 2"),
+        (["version"], 1, "before the first release"),
         (["version"], "1", "version is '1'"),
         (["format"], "other", "is no flow"),
         (["flow"], None, "holds no flow"),

@@ -13,6 +13,7 @@ Units and conventions, used everywhere in the package:
 
 from __future__ import annotations
 
+from fxgrad.schema.findings import RULES, Confidence, Diagnosis, Finding, NotChecked, Severity
 from fxgrad.schema.flow import CaptureReport, EventInfo, GradientFlow, Sink
 from fxgrad.schema.records import (
     BlindSpot,
@@ -24,18 +25,26 @@ from fxgrad.schema.records import (
     ParameterRecord,
     Rewritten,
     Site,
-    Statistics,
 )
 from fxgrad.schema.rewriting import NotRewritten, RewriteReport, RuleRecord
+from fxgrad.schema.statistics import Statistics
+from fxgrad.schema.values import Activity, BufferRecord, Constant, OptimizerFacts, Update
 from fxgrad.schema.words import REASONS, FrontEnd, Level, NormWord, Reason, SiteKind
 
 __all__ = [
     "REASONS",
+    "RULES",
+    "Activity",
     "BlindSpot",
+    "BufferRecord",
     "CaptureReport",
+    "Confidence",
+    "Constant",
     "Consumer",
+    "Diagnosis",
     "Edge",
     "EventInfo",
+    "Finding",
     "FrontEnd",
     "GradientFlow",
     "Level",
@@ -43,14 +52,18 @@ __all__ = [
     "ModuleFlow",
     "Node",
     "NormWord",
+    "NotChecked",
     "NotRewritten",
+    "OptimizerFacts",
     "ParameterRecord",
     "Reason",
     "RewriteReport",
     "Rewritten",
     "RuleRecord",
+    "Severity",
     "Sink",
     "Site",
     "SiteKind",
     "Statistics",
+    "Update",
 ]

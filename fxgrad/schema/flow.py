@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from fxgrad.schema.findings import Diagnosis, Finding, NotChecked
 from fxgrad.schema.records import BlindSpot, Edge, ModuleCall, ModuleFlow, Node, ParameterRecord, Site
+from fxgrad.schema.values import BufferRecord, OptimizerFacts
 from fxgrad.schema.words import FrontEnd, Level, SiteKind
 
 if TYPE_CHECKING:
@@ -47,6 +49,10 @@ class EventInfo:
         loss: how the loss came about, in words.
         level: statistics level.
         sites: ``"edge"`` where the parts that consumers send back were measured too, else ``"node"``.
+        values: whether statistics of the values themselves were taken in the forward pass.
+        loss_scale: what the loss was multiplied by before the backward, as the scaler said; None without a scaler.
+            Gradients are as measured: it is not divided out.
+        accumulating: whether parameters had a gradient already when the forward began; None where unknown.
     """
 
     backward: int
@@ -54,6 +60,9 @@ class EventInfo:
     loss: str
     level: Level
     sites: SiteKind = "node"
+    values: bool = False
+    loss_scale: float | None = None
+    accumulating: bool | None = None
 
 
 def _late(module: str, function: str) -> Any:
@@ -74,6 +83,8 @@ class GradientFlow:
         calls: the module calls, in the order in which they returned.
         capture: which front end ran, and why.
         event: which backward event this is.
+        buffers: the floating buffers as the forward found them, where forward statistics were asked for.
+        optimizer: the optimizer that was given to ``watch``.
     """
 
     nodes: tuple[Node, ...]
@@ -84,6 +95,8 @@ class GradientFlow:
     capture: CaptureReport
     event: EventInfo
     calls: tuple[ModuleCall, ...] = field(default=())
+    buffers: tuple[BufferRecord, ...] = ()
+    optimizer: OptimizerFacts | None = None
 
     def __iter__(self) -> Iterator[Site]:
         """The sites, in forward order."""
@@ -106,6 +119,22 @@ class GradientFlow:
         """Gradient in, gradient out and gain of every module call, by full path, in forward order."""
         found: tuple[ModuleFlow, ...] = _late("fxgrad.graph", "module_flows")(self)
         return found
+
+    @property
+    def diagnosis(self) -> Diagnosis:
+        """What the rules say of this one flow, with the default thresholds; worked out at each access."""
+        found: Diagnosis = _late("fxgrad.diagnosis", "diagnose")(self)
+        return found
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """The ranked findings of ``diagnosis``."""
+        return self.diagnosis.findings
+
+    @property
+    def not_checked(self) -> tuple[NotChecked, ...]:
+        """The rules that could not be judged, and what they lack."""
+        return self.diagnosis.not_checked
 
     def to_networkx(self) -> nx.DiGraph[str]:
         """A DiGraph with one node per graph node and all statistics as plain attributes (GraphML-ready)."""

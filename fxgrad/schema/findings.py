@@ -1,0 +1,111 @@
+"""Findings: judgements over one flow or a series of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from fxgrad.schema.records import Node
+
+Severity = Literal["error", "warning", "info"]
+#: ``"exact"``: the measured facts allow no other reading.  ``"one step"``: judged by one forward and backward.
+#: ``"several steps"``: judged by a series.
+Confidence = Literal["exact", "one step", "several steps"]
+
+#: The public names of the rules, each with what it says in a few words.
+RULES: Mapping[str, str] = {
+    "nonfinite": "a finite gradient or value became NaN or Inf here",
+    "vanishing": "the gradient loses many decades on its way through the model",
+    "exploding": "the gradient gains many decades on its way through the model",
+    "scale_break": "one operation multiplies the gradient by a factor out of all proportion",
+    "dead": "units of an activation never fire",
+    "zero": "a gradient that arrived is passed on as exact zeros",
+    "saturated": "an activation works at its flat end and passes next to nothing back",
+    "starved": "one branch of a fan-out gets next to nothing of the gradient",
+    "underflow": "gradients are too small for their dtype and become zero",
+    "overflow_risk": "gradients or values come close to the largest number of their dtype",
+    "spike": "a step's gradient stands out of its own history",
+    "detached": "parameters get no gradient since an operation cuts it off",
+    "frozen": "parameters do not require a gradient",
+    "unused": "parameters take no part in the forward pass",
+    "update_size": "a step moved a parameter by too much or too little",
+    "optimizer_epsilon": "gradients are so small that the optimizer's epsilon swallows them",
+    "loss_seed": "the gradient was out of range already when it entered the model",
+    "symmetry": "all units of a layer get the same gradient",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One judgement.
+
+    Attributes:
+        rule: a word of ``RULES``, or the name of a rule of the user's own.
+        severity: ``"error"``: training cannot work; ``"warning"``: act; ``"info"``: good to know, no fault.
+        message: what was measured, then the likely cause; one line.
+        suggestion: what to try, in one or two sentences.
+        node: the node to blame, None where the fault lies outside the model (loss, optimizer, data) or at a parameter.
+        site: ``Site.id`` at that node, or its key where it returned no site.
+        parameter: full name of the parameter to blame, if it is one.
+        evidence: the numbers behind it, by name.
+        confidence: see ``Confidence``.
+        path: node keys from the culprit on, the way that the fault took.
+        affected: full names of the parameters that suffer.
+        units: dead or otherwise guilty units, ascending.
+        consequences: findings that this one explains.
+        backward: number of the backward event that it is about.
+        docs: the rule's page, below ``docs/``.
+    """
+
+    rule: str
+    severity: Severity
+    message: str
+    suggestion: str
+    node: Node | None = None
+    site: str | None = None
+    parameter: str | None = None
+    evidence: Mapping[str, float] = field(default_factory=dict, hash=False)
+    confidence: Confidence = "one step"
+    path: tuple[str, ...] = ()
+    affected: tuple[str, ...] = ()
+    units: tuple[int, ...] = ()
+    consequences: tuple[Finding, ...] = ()
+    backward: int | None = None
+    docs: str | None = None
+
+    @property
+    def source(self) -> str | None:
+        """``file:line`` of the user's code that is to blame; None where unknown."""
+        return None if self.node is None else self.node.source
+
+    @property
+    def place(self) -> str:
+        """Who is to blame, in a word: the site, else the parameter, else ``"outside the model"``."""
+        return self.site or self.parameter or "outside the model"
+
+
+@dataclass(frozen=True, slots=True)
+class NotChecked:
+    """A rule that could not be judged, and what it lacks."""
+
+    rule: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """What the rules say of a flow, or of a series of flows.
+
+    Attributes:
+        findings: ranked: what is to be mended first comes first; consequences are inside of their cause.
+        not_checked: the rules that lack a statistic.
+    """
+
+    findings: tuple[Finding, ...]
+    not_checked: tuple[NotChecked, ...] = ()
+
+    @property
+    def healthy(self) -> bool:
+        """Whether there is neither an error nor a warning."""
+        return all(finding.severity == "info" for finding in self.findings)

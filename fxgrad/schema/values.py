@@ -1,0 +1,95 @@
+"""Facts of the forward pass and of the optimizer, for those who ask what a gradient met on its way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fxgrad.schema.statistics import Statistics
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """A constant that a node was called with, or a setting of a leaf module.
+
+    Attributes:
+        argument: ``"args[1]"``, ``"kwargs['eps']"``; for a leaf module the attribute's name, ``"negative_slope"``.
+        text: as Python writes it; at most 80 characters.
+        number: its value where it is a real number or a bool, else None.
+    """
+
+    argument: str
+    text: str
+    number: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """Which units of an activation's output were active in one forward call.
+
+    A unit is an index along ``axis``: a channel behind a convolution, else an entry of the last dimension.  An entry
+    is active where the activation passes a gradient on: above 0 for ReLU and its kin, strictly between the limits of
+    a clamp, off the flat end of GELU, SiLU, sigmoid, tanh ... by 1e-6.
+
+    Attributes:
+        axis: dimension of the units, counted from 0.
+        units: how many there are.
+        samples: entries per unit.
+        never: the units without any active entry, ascending.
+        active: active entries over all units.
+    """
+
+    axis: int
+    units: int
+    samples: int
+    never: tuple[int, ...]
+    active: int
+
+
+@dataclass(frozen=True, slots=True)
+class BufferRecord:
+    """A floating or complex buffer as it was when the forward began.
+
+    Attributes:
+        name: its full name in the model.
+        shape, dtype, device: of the buffer.
+        value: its statistics.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    device: str
+    value: Statistics
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """What one optimizer step did to one parameter.
+
+    Attributes:
+        l2_norm: of the change, in the parameter's own unit.
+        weight_norm: l2 norm of the parameter before the step.
+        learning_rate: of its parameter group.
+        epsilon: ``eps`` of its parameter group, None for an optimizer without one.
+    """
+
+    l2_norm: float
+    weight_norm: float
+    learning_rate: float
+    epsilon: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerFacts:
+    """The optimizer of a watch, at one event.
+
+    Attributes:
+        type: its class name.
+        step: number of the step that followed the event's backward, from 0 since watching began; None where none has
+            been taken yet (in accumulation, or since a GradScaler skipped it).
+        skipped: steps that the scaler has skipped among the last 100 that it was asked for; 0 without a scaler.
+    """
+
+    type: str
+    step: int | None = None
+    skipped: int = 0
