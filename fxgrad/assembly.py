@@ -74,6 +74,7 @@ class _Sites:
             for _, ref in call.uses():
                 self.consumers.setdefault(ref, []).append(number)
         self.reasons: dict[Ref, tuple[Reason, str]] = {}
+        self.cuts: dict[Ref, str] = {}
         self._explain()
 
     def statistics(self, number: int) -> Statistics | None:
@@ -126,7 +127,7 @@ class _Sites:
     def blind_spots(self) -> tuple[BlindSpot, ...]:
         """Every tensor without a measured gradient, with its reason."""
         spots = [
-            BlindSpot(self.plan.nodes[ref.call].key, ref.position, reason, detail)
+            BlindSpot(self.plan.nodes[ref.call].key, ref.position, reason, detail, cut=self.cuts.get(ref))
             for ref, (reason, detail) in self.reasons.items()
         ]
         spots += [
@@ -209,25 +210,28 @@ class _Sites:
         if site not in self.recording.not_required:
             cut = self._cut_below(ref)
             if cut is not None:
+                self.cuts[ref] = cut
                 return "detached", f"all that uses it goes through {cut}"
             return ("not_reached", "") if reached else ("output_unused", "")
         if not call.grad_enabled:
             return "no_grad_region", ""
         if call.word in _CUTS:
-            return "detached", f"by {self.plan.nodes[ref.call].key}"
+            self.cuts[ref] = self.plan.nodes[ref.call].key
+            return "detached", f"by {self.cuts[ref]}"
         return self._inherited(ref)
 
     def _cut_below(self, ref: Ref) -> str | None:
         """The key of a node that cuts the gradient between an unreached value and what the loss uses, if any."""
         queue, seen, cut = [ref], {ref}, None
+        without = {None, *self.recording.not_required}
         while queue:
             for number in self.consumers.get(queue.pop(), ()):
                 call = self.plan.calls[number]
                 if call.op == "output":
                     return None
                 below = [Ref(number, out.position) for out in call.outputs]
-                sites = [self.number[b] for b in below if b in self.number]
-                if sites and all(site in self.recording.not_required for site in sites):
+                # An integer or boolean output carries no gradient on either.
+                if below and all(self.number.get(b) in without for b in below):
                     cut = cut or self.plan.nodes[number].key
                     continue
                 queue += [b for b in below if b not in seen]
@@ -241,7 +245,7 @@ class _Sites:
         for wanted in ("detached", "no_grad_region"):
             if any(reason == wanted for reason, _ in causes):
                 cut = next(used for _, used in call.uses() if self.reasons.get(used, ("", ""))[0] == wanted)
-                key = self.plan.nodes[cut.call].key
+                key = self.cuts[ref] = self.cuts.get(cut, self.plan.nodes[cut.call].key)
                 return "detached", f"by {key}" if wanted == "detached" else f"it depends on {key}, computed without"
         direct = [v for v in (*call.args, *call.kwargs.values()) if isinstance(v, ParameterRef)]
         if call.frozen or any(v.name in self.frozen for v in direct) or any(r == "frozen" for r, _ in causes):

@@ -8,8 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fxgrad.capture.captured import Call, Ref
+from fxgrad.capture.captured import Call, Ref, as_constant, plain
+from fxgrad.capture.modules import ModuleMap
 from fxgrad.capture.names import op_word, operator_of
+from fxgrad.schema import Constant
+from fxgrad.torch_private import tampered
 
 _NOT_REFLECTED = frozenset({"__repr__", "__reduce__", "__reduce_ex__", "__reversed__", "__rshift__"})
 
@@ -60,3 +63,19 @@ def frozen(module: nn.Module) -> bool:
     """Whether the module has parameters and none of them requires a gradient."""
     parameters = list(module.parameters())
     return bool(parameters) and not any(parameter.requires_grad for parameter in parameters)
+
+
+def leaf_facts(modules: ModuleMap, op: str, target: Any) -> tuple[bool, tuple[Constant, ...], tuple[str, ...]]:
+    """Of the leaf module that a call runs: whether it is hooked, its settings, its parameters' and buffers' names."""
+    if op not in ("call_module", "external") or not isinstance(target, str):
+        return False, (), ()
+    module = dict(modules.root.named_modules(remove_duplicate=False)).get(target)
+    return (False, (), ()) if module is None else (op == "call_module" and tampered(module), *facts_of(modules, module))
+
+
+def facts_of(modules: ModuleMap, module: nn.Module) -> tuple[tuple[Constant, ...], tuple[str, ...]]:
+    """A module's settings (public attributes that are numbers or words), and its parameters' and buffers' names."""
+    public = ((name, value) for name, value in vars(module).items() if not name.startswith("_") and name != "training")
+    settings = tuple(as_constant(name, value) for name, value in public if plain(value))
+    owned = [*module.parameters(), *module.buffers()]
+    return settings, tuple(modules.tensors[id(tensor)] for tensor in owned if id(tensor) in modules.tensors)

@@ -7,6 +7,7 @@ because a training step needs neither.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -16,7 +17,9 @@ import torch
 from torch import Tensor, fx
 
 from fxgrad.capture.names import Keys, qualified
-from fxgrad.schema import Consumer, Edge, ModuleCall, Node
+from fxgrad.schema import Constant, Consumer, Edge, ModuleCall, Node
+
+_LARGEST = sys.float_info.max  # an int may be larger
 
 
 class Ref(NamedTuple):
@@ -59,7 +62,8 @@ class Call:
     without its call index.  ``frozen``: all parameters that the call uses of its own are frozen.  ``same_object``: for
     each output, the value whose very tensor object was returned again (in-place ops, identities).  ``bases``: for each
     output that is a view, the value that it is a view of.  ``changed``: values that the call changed in place.
-    ``hooked``: a leaf module with hooks of its own.
+    ``hooked``: a leaf module with hooks of its own.  ``settings`` and ``owned``: the settings of a leaf module, and the
+    names of its parameters and buffers.
     """
 
     op: str
@@ -80,6 +84,8 @@ class Call:
     bases: tuple[Ref | None, ...] = ()
     changed: tuple[Ref, ...] = ()
     hooked: bool = False
+    settings: tuple[Constant, ...] = ()
+    owned: tuple[str, ...] = ()
 
     def uses(self) -> Iterator[tuple[str, Ref]]:
         """Every value that the call takes, with its argument path."""
@@ -239,8 +245,10 @@ class Plan:
         nodes = []
         for call, fx_node in zip(self.calls, _fx_graph(self.calls)[1], strict=True):
             key, index = keys.make(call.key_stem)
+            constants, parameters = facts_of_arguments(call)
             nodes.append(Node(
                 key, fx_node.name, call.op, _target_text(call.target), call.path, call.module_type, index, call.source,
+                constants, parameters,
             ))  # fmt: skip
         return tuple(nodes)
 
@@ -269,6 +277,51 @@ class Plan:
 
     def _ids(self, refs: tuple[Ref, ...]) -> tuple[str, ...]:
         return tuple(self.nodes[ref.call].key + ref.position for ref in refs)
+
+
+def facts_of_arguments(call: Call) -> tuple[tuple[Constant, ...], tuple[str, ...]]:
+    """The constants that a call was given, and the names of the parameters and buffers that it takes.
+
+    They are those of the first forward call that ran this way.
+    """
+    constants, names = list(call.settings), list(call.owned)
+    if call.op not in ("placeholder", "output"):
+        given = [
+            *((f"args[{n}]", v) for n, v in enumerate(call.args)),
+            *((f"kwargs[{k!r}]", v) for k, v in call.kwargs.items()),
+        ]
+        for argument, value in given:
+            names += [ref.name for ref in _parameters_in(value)]
+            if plain(value):
+                constants.append(as_constant(argument, value))
+    return tuple(constants), tuple(dict.fromkeys(names))
+
+
+def _parameters_in(value: Any) -> Iterator[ParameterRef]:
+    if isinstance(value, ParameterRef):
+        yield value
+    elif isinstance(value, (tuple, list)) and not isinstance(value, (Ref, Opaque)):
+        for item in value:
+            yield from _parameters_in(item)
+    elif isinstance(value, dict):
+        yield from _parameters_in(list(value.values()))
+
+
+def plain(value: Any) -> bool:
+    """Whether a value is a number or a word, or a sequence of such; None says nothing."""
+    if isinstance(value, (Ref, ParameterRef, Opaque)):
+        return False
+    if isinstance(value, (tuple, list)):
+        return bool(value) and all(map(plain, value))
+    return isinstance(value, (int, float, complex, str, torch.dtype))
+
+
+def as_constant(argument: str, value: Any) -> Constant:
+    """The schema's constant of a plain value."""
+    number = float(value) if isinstance(value, (int, float)) and abs(value) <= _LARGEST else None
+    if isinstance(value, float) and number is None:  # NaN and the infinities
+        number = value
+    return Constant(argument, repr(value)[:80], number)
 
 
 def _target_text(target: Any) -> str:

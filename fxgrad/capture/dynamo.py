@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, fx
 
 from fxgrad.capture.agreement import node_word
+from fxgrad.capture.calls import facts_of
 from fxgrad.capture.calls import frozen as all_frozen
 from fxgrad.capture.captured import Call, Output, ParameterRef, Plan, Ref, constant
 from fxgrad.capture.modules import ModuleMap
@@ -336,9 +337,12 @@ class _Joiner:
         args = () if op == "placeholder" else tuple(_placed(value, place) for value in part.args)
         kwargs = {name: _placed(value, place) for name, value in part.kwargs.items()}
         refs = tuple(arg if isinstance(arg, Ref) else None for arg in args)
-        frozen = found is not None and op == "call_module" and all_frozen(found.module)
+        leaf = found.module if found is not None and op == "call_module" else None
+        frozen = leaf is not None and all_frozen(leaf)
+        settings, owned = ((), ()) if leaf is None else facts_of(self.modules, leaf)
         return Call(op, target, word, stem, path, kind, None, refs, args, kwargs, part.outputs, part.source,
-                    part.grad_enabled, frozen, tuple(None for _ in part.outputs))  # fmt: skip
+                    part.grad_enabled, frozen, tuple(None for _ in part.outputs),
+                    settings=settings, owned=owned)  # fmt: skip
 
     def _name(self, word: str) -> str:
         """An argument's name: dynamo knows only places where it wraps a module of torch's own."""

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
 
-from fxgrad.capture.calls import frozen, function_word, fx_op, named_arguments, same_call
+from fxgrad.capture.calls import frozen, function_word, fx_op, leaf_facts, named_arguments, same_call
 from fxgrad.capture.captured import (
     Call,
     ModuleSpan,
@@ -244,7 +244,7 @@ class Session(TorchFunctionMode):
                 op == "call_module" and frozen(self.modules.root.get_submodule(target)),
                 tuple(self._values.ref(tensor) for _, tensor in found),
                 tuple(self._values.base(tensor) for _, tensor in found), self._values.changed(args, kwargs),
-                op == "call_module" and tampered(self.modules.root.get_submodule(target)),
+                *leaf_facts(self.modules, op, target),
             )  # fmt: skip
         self.hidden |= old.hooked  # a hook or forward of its own may use any value that it kept
         self.calls.append(old)
