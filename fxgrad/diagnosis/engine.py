@@ -4,11 +4,73 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fxgrad.diagnosis import local, missing, origin, paths, precision, silence, steps
+from fxgrad.diagnosis.causality import joined
+from fxgrad.diagnosis.rule import Evidence, LackingError, Rule
 from fxgrad.diagnosis.thresholds import Thresholds
-from fxgrad.schema import RULES, Diagnosis, GradientFlow, NotChecked
+from fxgrad.diagnosis.view import FlowView
+from fxgrad.errors import OptionError
+from fxgrad.schema import Diagnosis, Finding, GradientFlow, NotChecked
+
+#: The rules that ``diagnose`` runs, in the order in which they are asked.
+DEFAULT_RULES = (
+    Rule("nonfinite", origin.nonfinite),
+    Rule("update_size", steps.update_size),
+    Rule("detached", missing.detached),
+    Rule("underflow", precision.underflow),
+    Rule("scale_break", local.scale_break),
+    Rule("dead", silence.dead),
+    Rule("zero", silence.zero),
+    Rule("saturated", local.saturated),
+    Rule("vanishing", paths.vanishing),
+    Rule("exploding", paths.exploding),
+    Rule("spike", steps.spike),
+    Rule("optimizer_epsilon", steps.optimizer_epsilon),
+    Rule("unused", missing.unused),
+    Rule("starved", local.starved),
+    Rule("symmetry", steps.symmetry),
+    Rule("loss_seed", steps.loss_seed),
+    Rule("overflow_risk", precision.overflow_risk),
+    Rule("frozen", missing.frozen),
+)
+_SEVERITIES = {"error": 0, "warning": 1, "info": 2}
 
 
-def diagnose(flows: GradientFlow | Sequence[GradientFlow], thresholds: Thresholds | None = None) -> Diagnosis:
-    """What the rules say of one flow, or of a series of flows of one model, oldest first."""
-    del flows, thresholds
-    return Diagnosis((), tuple(NotChecked(rule, "not written yet") for rule in RULES))
+def diagnose(
+    flows: GradientFlow | Sequence[GradientFlow], thresholds: Thresholds | None = None, *,
+    rules: Sequence[Rule] = DEFAULT_RULES,
+) -> Diagnosis:  # fmt: skip
+    """What the rules say of one flow, or of a series of flows of one model.
+
+    Args:
+        flows: one flow, judged by itself ("one step"), or a series of them, oldest first.  A series of fewer than
+            ``thresholds.steps`` flows is judged by its last flow, except for what is non-finite in any of them.
+        thresholds: what the rules compare with; None for the defaults.
+        rules: the rules to run, e.g. ``(*DEFAULT_RULES, Rule("mine", check))``, where ``check(evidence)`` gives
+            findings.
+
+    Returns:
+        The findings, those that another explains inside of it, and the rules that lack a statistic.
+
+    Raises:
+        OptionError: an empty series, or what holds no flows.
+    """
+    series = (flows,) if isinstance(flows, GradientFlow) else tuple(flows)
+    if not series or not all(isinstance(flow, GradientFlow) for flow in series):
+        kinds = ", ".join(sorted({type(flow).__name__ for flow in series})) or "nothing"
+        message = f"diagnose wants a GradientFlow or a series of them, but was given {kinds}"
+        raise OptionError(message)
+    evidence = Evidence([FlowView(flow) for flow in series], thresholds or Thresholds())
+    found: list[Finding] = []
+    lacking: list[NotChecked] = []
+    for rule in rules:
+        try:
+            found += rule.check(evidence)
+        except LackingError as error:
+            lacking.append(NotChecked(rule.name, str(error)))
+    order = {rule.name: number for number, rule in enumerate(rules)}
+    ranked = sorted(joined(evidence, found), key=lambda f: (_SEVERITIES[f.severity], order.get(f.rule, len(order))))
+    return Diagnosis(tuple(ranked), tuple(lacking))
+
+
+__all__ = ["DEFAULT_RULES", "diagnose"]

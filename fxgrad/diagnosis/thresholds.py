@@ -7,4 +7,75 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """Thresholds of the rules."""
+    """Thresholds of the rules.  ``decades`` are log10 of a ratio of l2 norms.
+
+    Attributes:
+        steps: flows that the history form of a rule looks at; shorter series are judged by their last flow.
+        vanishing, vanishing_error: decades that a gradient may lose on its way to the parameters that lie furthest from
+            the loss, for a warning and for an error.
+        exploding, exploding_error: decades that it may gain.
+        own_drop: decades that one node must lose or gain by itself to be blamed alone.
+        scale_break: decades by which one scaling operation may change the gradient.
+        throttle: ``rms(weight) * sqrt(fan_in)`` below which a weight is small on purpose (zero-initialised heads,
+            LayerScale, LoRA B).
+        dead, dead_info: share of an activation's units that never fire, for a warning and for information, over
+            several steps.
+        dead_caused: the same in one step, for units whose bias or weights keep them from firing.
+        dead_margin: how many times what the weights usually bring a bias must lie below zero to be such a cause.
+        dead_samples: entries per unit that the history form needs.
+        sigmoid_slope, tanh_slope, clamp_slope: mean derivative below which the activation is saturated.
+        sigmoid_gain, tanh_gain, softmax_gain, clamp_gain: and the gain that it must stay below as well.
+        softmax_mass: mean of the largest share of a softmax from which on it is saturated.
+        starved: share of its largest sibling's gradient below which a branch starves.
+        starved_steps: steps after which that is a warning.
+        underflow, underflow_info: share of entries that become zero in their dtype.
+        headroom: share of the dtype's largest number from which on there is a risk of overflow.
+        spike_sigma, spike_factor, spike_steps: robust deviations and factor over its median from which on a step is a
+            spike, and the steps that the median needs.
+        update_large: change of a parameter over its norm in one step.
+        update_low, update_high: usual range of that over many steps.
+        epsilon: factor over the optimizer's epsilon below which the root mean square of a gradient is swallowed.
+        epsilon_share: share of weights for which that must be so.
+        seed_low, seed_high: usual range of the root mean square of the gradient at the outputs, loss scale divided out.
+        symmetry: coefficient of variation of the units' gradients below which they are all the same.
+        skips: steps that a GradScaler may skip among 100.
+    """
+
+    steps: int = 5
+    vanishing: float = 4.0
+    vanishing_error: float = 6.0
+    exploding: float = 3.0
+    exploding_error: float = 5.0
+    own_drop: float = 1.0
+    scale_break: float = 3.0
+    throttle: float = 0.1
+    dead: float = 0.5
+    dead_info: float = 0.2
+    dead_caused: float = 0.25
+    dead_margin: float = 6.0
+    dead_samples: int = 1000
+    sigmoid_slope: float = 0.02
+    sigmoid_gain: float = 0.03
+    tanh_slope: float = 0.2
+    tanh_gain: float = 0.2
+    softmax_mass: float = 0.9
+    softmax_gain: float = 0.01
+    clamp_slope: float = 0.01
+    clamp_gain: float = 0.01
+    starved: float = 1e-4
+    starved_steps: int = 100
+    underflow: float = 0.5
+    underflow_info: float = 0.1
+    headroom: float = 0.25
+    spike_sigma: float = 7.0
+    spike_factor: float = 4.0
+    spike_steps: int = 20
+    update_large: float = 1.0
+    update_low: float = 1e-5
+    update_high: float = 1e-1
+    epsilon: float = 10.0
+    epsilon_share: float = 0.5
+    seed_low: float = 1e-6
+    seed_high: float = 1e4
+    symmetry: float = 1e-6
+    skips: int = 5

@@ -1,0 +1,93 @@
+"""One cause, one finding: what another finding explains becomes its consequence."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fxgrad.diagnosis.rule import Evidence
+from fxgrad.schema import Finding
+
+#: What numbers say little about once a gradient is non-finite.
+_NUMERIC = frozenset({
+    "vanishing", "exploding", "scale_break", "dead", "zero", "saturated", "starved", "underflow", "overflow_risk",
+    "spike", "symmetry", "loss_seed", "optimizer_epsilon",
+})  # fmt: skip
+_LOCAL = frozenset({"scale_break", "saturated", "dead", "zero", "underflow", "symmetry"})
+_GROUPED = frozenset({"saturated", "starved", "scale_break"})
+
+
+def joined(evidence: Evidence, findings: list[Finding]) -> list[Finding]:
+    """The findings that are causes, each with those that it explains."""
+    causes: dict[int, int] = {}
+    for number, finding in enumerate(findings):
+        for other, cause in enumerate(findings):
+            if number != other and explains(evidence, cause, finding) and _root(causes, other) != number:
+                causes[number] = other
+                break
+    result = []
+    for number, finding in enumerate(findings):
+        if number not in causes:
+            own = tuple(f for n, f in enumerate(findings) if n in causes and _root(causes, n) == number)
+            result.append(replace(finding, consequences=own) if own else finding)
+    return result
+
+
+def _root(causes: dict[int, int], number: int) -> int:
+    while number in causes:
+        number = causes[number]
+    return number
+
+
+def explains(evidence: Evidence, cause: Finding, finding: Finding) -> bool:  # noqa: PLR0911  # one return a reason
+    """Whether ``cause`` is why ``finding`` was made."""
+    if finding.severity == "info" and cause.severity == "info":
+        return cause.rule == finding.rule and finding.rule in _GROUPED and _earlier(evidence, cause, finding)
+    if cause.severity == "info":
+        return False
+    if cause.rule == "nonfinite":
+        if finding.rule == "update_size":
+            return (finding.backward or 0) >= (cause.backward or 0) and cause.parameter is None
+        return finding.rule in _NUMERIC
+    if cause.rule == "update_size" and cause.severity == "error":
+        later = (finding.backward or 0) > (cause.backward or 0)
+        return later and finding.rule in _NUMERIC | {"nonfinite"}
+    if cause.rule == finding.rule and finding.rule in _GROUPED:
+        return _earlier(evidence, cause, finding)
+    return _explains_locally(evidence, cause, finding)
+
+
+def _earlier(evidence: Evidence, cause: Finding, finding: Finding) -> bool:
+    """Of several findings of one kind the first in forward order stands for all; the graver first."""
+    grave = {"error": 0, "warning": 1, "info": 2}
+    order = evidence.view.order
+    if cause.node is None or finding.node is None:
+        return False
+    if evidence.view.kinds.get(cause.node.key) != evidence.view.kinds.get(finding.node.key):
+        return False
+    return (grave[cause.severity], order[cause.node.key]) < (grave[finding.severity], order[finding.node.key])
+
+
+def _explains_locally(evidence: Evidence, cause: Finding, finding: Finding) -> bool:  # noqa: PLR0911
+    if cause.node is None or finding.node is None:
+        return False
+    here, there = cause.node.key, finding.node.key
+    if cause.rule in {"vanishing", "exploding"}:
+        # Where no constant does it, the weight does: its consequence is what one operation shows of it.
+        if finding.rule == "scale_break":
+            return here == there and "constant" not in finding.evidence
+        return finding.rule in {"starved", "optimizer_epsilon", "symmetry"}
+    if cause.rule not in _LOCAL:
+        return False
+    if cause.rule == "scale_break" and "constant" not in cause.evidence and here == there:
+        return finding.rule == "starved"
+    before = here == there or there in evidence.view.before(here)
+    if finding.rule in {"vanishing", "exploding"}:
+        return here == there or (here in finding.path and cause.severity == "error")
+    if finding.rule == "zero":
+        return before
+    if finding.rule == "dead" and cause.rule == "dead":
+        behind = here in evidence.view.before(there)
+        return behind and cause.evidence.get("dead_fraction") == 1 and "likely:" not in finding.message
+    if finding.rule == "saturated":
+        return cause.rule == "scale_break" and there in evidence.view.behind(here)
+    return finding.rule in {"starved", "underflow", "optimizer_epsilon"} and before

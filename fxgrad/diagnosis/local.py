@@ -1,0 +1,200 @@
+"""What one operation does to the gradient: a break in scale, saturation, exact zeros."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from statistics import median
+
+from fxgrad.diagnosis.kinds import SCALING, constant
+from fxgrad.diagnosis.rule import Draft, Evidence, number
+from fxgrad.diagnosis.view import FlowView, decades
+from fxgrad.diagnosis.weights import factor, throttled
+from fxgrad.schema import Finding, Node, Severity, Statistics
+
+_BETWEEN = 2.0  # decades beyond ``scale_break`` from which on it is an error
+
+
+def over_steps(evidence: Evidence, key: str, measure: Callable[[FlowView, str], float | None]) -> float | None:
+    """The median of a measure of a node over the recent flows that have it; None where the latest lacks it."""
+    if measure(evidence.view, key) is None:
+        return None
+    found = [value for view in evidence.recent if key in view.nodes and (value := measure(view, key)) is not None]
+    return median(found)
+
+
+def scale_break(evidence: Evidence) -> Iterator[Finding]:
+    """|log10(sent / received)| of one scaling operation; l2 norms over all its inputs together.
+
+    Source: bands of healthy local gains by operation, measured on stock and toy models (-2.6 to +0.9 decades for
+    linear, convolution, product and division).  False alarms: learnable throttles (LayerScale, weights that begin at
+    zero) are exempt while their scale is small.
+    """
+    for node in evidence.view.flow.nodes:
+        if evidence.view.kinds[node.key] not in SCALING:
+            continue
+        gain = over_steps(evidence, node.key, lambda view, key: view.gain(key))
+        if not gain or abs(decades(gain)) <= evidence.thresholds.scale_break:
+            continue
+        small = gain < 1 and throttled(evidence.view, node, evidence.thresholds.throttle) is not None
+        if not small:
+            yield _break(evidence, node, gain)
+
+
+def _break(evidence: Evidence, node: Node, gain: float) -> Finding:
+    view = evidence.view
+    severity: Severity = "error" if abs(decades(gain)) > evidence.thresholds.scale_break + _BETWEEN else "warning"
+    numbers = {"gain": gain, "decades": decades(gain)}
+    found = next(
+        (c for c in node.constants if c.argument in ("args[0]", "args[1]", "kwargs['other']") and c.number), None
+    )
+    weight = factor(view, node.key)
+    cause = "check the scale of its operands"
+    if found is not None and found.number is not None and view.kinds[node.key] in {"mul", "div"}:
+        numbers["constant"] = found.number
+        cause = f"the constant {found.text} does it: drop it, or move it into the loss or the learning rate"
+    elif weight is not None and weight.value is not None:
+        numbers["weight_rms"] = weight.value.rms
+        cause = f"{weight.name} has rms {number(weight.value.rms)}: initialise it like its neighbours"
+    message = (
+        f"{view.source_words(node.key)} multiplies the gradient by {number(gain)}; {view.kinds[node.key]} operations "
+        "of healthy models stay between 0.002 and 8"
+    )
+    draft = Draft(evidence, "scale_break", severity, message, cause, numbers)
+    return draft.at(node, path=(node.key, *sorted(view.before(node.key), key=view.order.__getitem__, reverse=True)))
+
+
+# ---- saturation --------------------------------------------------------------------------------------------------
+
+
+def _value(view: FlowView, key: str) -> Statistics | None:
+    sites = view.sites[key]
+    return sites[0].value if len(sites) == 1 else None
+
+
+def slope(view: FlowView, key: str) -> float | None:
+    """Mean derivative of an activation, from its output y: sigmoid (sum y - sum y^2)/n, tanh 1 - sum y^2/n.
+
+    Of softmax 1 - sum y^2 / sum y (one minus the mean largest share); of a clamp the share strictly between the limits.
+    """
+    value, kind = _value(view, key), view.kinds[key]
+    if value is None or not value.numel or value.nonfinite or value.sum is None:
+        return None
+    squares = value.l2_norm**2
+    if kind == "sigmoid":
+        return (value.sum - squares) / value.numel
+    if kind == "tanh":
+        return 1.0 - squares / value.numel
+    if kind == "softmax":
+        return 1.0 - squares / value.sum if value.sum else None
+    if kind == "clamp":
+        activity = view.sites[key][0].activity
+        return activity.active / (activity.units * activity.samples) if activity and activity.samples else None
+    return None
+
+
+def saturated(evidence: Evidence) -> Iterator[Finding]:
+    """Mean slope at the measured outputs and gain, both below their thresholds.
+
+    Source: saturation as in TheDeepChecker and SageMaker Debugger, but by the slope itself.  False alarms: gates and
+    outputs of a fitted classifier that are saturated on purpose pass their gradient by other ways; only activations
+    whose own gain is as small are named.
+    """
+    evidence.need_values()
+    limits = evidence.thresholds
+    bounds = {
+        "sigmoid": (limits.sigmoid_slope, limits.sigmoid_gain), "tanh": (limits.tanh_slope, limits.tanh_gain),
+        "softmax": (1 - limits.softmax_mass, limits.softmax_gain), "clamp": (limits.clamp_slope, limits.clamp_gain),
+    }  # fmt: skip
+    for node in evidence.view.flow.nodes:
+        kind = evidence.view.kinds[node.key]
+        if kind not in bounds or (kind == "clamp" and _one_sided(node)):
+            continue
+        flat = over_steps(evidence, node.key, slope)
+        gain = over_steps(evidence, node.key, lambda view, key: view.gain(key))
+        if flat is not None and gain is not None and flat < bounds[kind][0] and gain < bounds[kind][1]:
+            yield _saturation(evidence, node, flat, gain)
+
+
+def _one_sided(node: Node) -> bool:
+    """Whether a clamp has a lower limit only, as a ReLU has."""
+    if node.op == "call_module":
+        return False
+    upper = constant(node, "args[2]", "max")
+    return upper is None and not node.key.rpartition("/")[2].startswith("hardtanh")
+
+
+def _saturation(evidence: Evidence, node: Node, flat: float, gain: float) -> Finding:
+    view = evidence.view
+    kind = view.kinds[node.key]
+    inputs = [view.by_id[e.producer + e.output_position].value for e in view.takes[node.key]
+              if e.producer + e.output_position in view.by_id]  # fmt: skip
+    numbers = {"slope": flat, "gain": gain}
+    if inputs and inputs[0] is not None:
+        numbers["input_rms"], numbers["input_max_abs"] = inputs[0].rms, inputs[0].max_abs or 0.0
+    mend = {
+        "softmax": "scale its input down (1/sqrt(d) in attention, query-key normalisation), or drop a softmax that "
+        "stands before cross_entropy",
+        "clamp": "its input lies outside of the limits: rescale it, or widen them",
+    }.get(kind, "scale its input down: smaller initialisation, normalised inputs, normalisation before it")
+    message = (
+        f"{view.source_words(node.key)} is saturated: mean slope {number(flat)}, only {number(gain)} of the gradient "
+        "passes"
+    )
+    severity: Severity = "error" if gain == 0 else "warning"
+    return Draft(evidence, "saturated", severity, message, mend, numbers).at(node)
+
+
+# ---- branches ------------------------------------------------------------------------------------------------------
+
+
+def starved(evidence: Evidence) -> Iterator[Finding]:
+    """l2 norm of a use's part over the largest part of the same value, at a fan-out.
+
+    Information at first: queries and keys, zero-initialised residuals and LayerScale start like that.  A warning after
+    ``starved_steps``.
+    """
+    view = evidence.view
+    if view.flow.event.sites != "edge":
+        evidence_missing()
+    for value, edges in view.uses.items():
+        parts = [(edge, s) for edge in edges if (s := view.part(edge)) is not None and s.nonfinite is False]
+        largest = max((s.l2_norm for _, s in parts), default=0.0)
+        if len(parts) < 2 or largest <= 0:  # noqa: PLR2004  # a fan-out has two
+            continue
+        for edge, statistics in parts:
+            share = statistics.l2_norm / largest
+            if 0 < share < evidence.thresholds.starved and _stays(evidence, value, edge.consumer, largest):
+                yield _starving(evidence, value, edge.consumer.key, share)
+
+
+def evidence_missing() -> None:
+    """Say that parts were not measured.
+
+    Raises:
+        LackingError: always.
+    """
+    from fxgrad.diagnosis.rule import LackingError
+
+    message = "the parts of a fan-out were not measured (sites='edge')"
+    raise LackingError(message)
+
+
+def _stays(evidence: Evidence, value: str, consumer: object, _: float) -> bool:
+    """Whether the use has starved in all flows that there are; one-shot: in this one."""
+    return all(any(edge.consumer == consumer for edge in view.uses.get(value, [])) for view in evidence.recent)
+
+
+def _starving(evidence: Evidence, value: str, key: str, share: float) -> Finding:
+    view = evidence.view
+    lasting = len(evidence.views) >= evidence.thresholds.starved_steps
+    draft = Draft(
+        evidence, "starved", "warning" if lasting else "info",
+        f"at {value}, {view.source_words(key)} sends back {number(share)} of what its largest sibling does",
+        "rescale the branch or weigh its loss; ignore it where the branch is meant to start at zero (LayerScale, "
+        "zero-initialised residual, query and key projections)",
+        {"share": share, "steps": len(evidence.views)},
+    )  # fmt: skip
+    return draft.at(view.nodes[key])
+
+
+__all__ = ["over_steps", "saturated", "scale_break", "slope", "starved"]

@@ -1,0 +1,137 @@
+"""Parameters without a gradient: cut off, never used, or frozen."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from fxgrad.diagnosis.rule import Draft, Evidence, listed
+from fxgrad.diagnosis.view import FlowView
+from fxgrad.schema import Finding, Node, ParameterRecord
+
+_NUMBERED = re.compile(r"^(?P<list>.*?)(?:^|\.)\d+(?:\..*)?$")
+
+
+def _lost(evidence: Evidence) -> list[ParameterRecord]:
+    """Trainable parameters that got no gradient in the latest flow, nor in any other that there is."""
+    got = {r.name for view in evidence.views for r in view.flow.parameters if r.statistics is not None}
+    return [r for r in evidence.view.flow.parameters if r.reason == "not_reached" and r.name not in got]
+
+
+def _cut(view: FlowView, record: ParameterRecord) -> tuple[str, str] | None:
+    """Why a parameter that is used gets nothing: ``"detached"`` or ``"unused"``, and the key of the node to blame.
+
+    None for a parameter that no node takes.
+    """
+    dropped = None
+    for key in view.owners.get(record.name, ()):
+        spots = [spot for spot in view.flow.blind_spots if spot.key == key and spot.consumer is None]
+        for spot in spots:
+            if spot.cut is not None:
+                return "detached", spot.cut
+            if spot.reason in {"no_grad_region", "detached", "integer"}:
+                return "detached", key
+        dropped = dropped or key
+    return None if dropped is None else ("unused", dropped)
+
+
+def _grouped(evidence: Evidence, wanted: str) -> dict[str | None, list[ParameterRecord]]:
+    groups: dict[str | None, list[ParameterRecord]] = {}
+    for record in _lost(evidence):
+        rule, key = _cut(evidence.view, record) or ("unused", None)
+        if rule == wanted:
+            groups.setdefault(key, []).append(record)
+    return groups
+
+
+def detached(evidence: Evidence) -> Iterator[Finding]:
+    """A trainable parameter is used, and all that depends on it goes through a node that carries no gradient.
+
+    Exact: read off the graph.  A detach is no fault where every trainable parameter gets a gradient by another way
+    (straight-through estimate, teacher).
+    """
+    view = evidence.view
+    for key, records in _grouped(evidence, "detached").items():
+        node = view.nodes[str(key)]
+        names = tuple(record.name for record in records)
+        how, mend = _how(view, node)
+        draft = Draft(
+            evidence, "detached", "error",
+            f"no gradient reaches {listed(names)}: {view.source_words(node.key)} cuts it off; {how}", mend,
+            {"parameters": len(names)},
+        )  # fmt: skip
+        path = (node.key, *sorted(view.before(node.key), key=view.order.__getitem__, reverse=True))
+        yield draft.at(node, affected=names, path=path, confidence="exact")
+
+
+def _how(view: FlowView, node: Node) -> tuple[str, str]:
+    kind = view.kinds[node.key]
+    reasons = {spot.reason for spot in view.flow.blind_spots if spot.key == node.key}
+    if kind in {"detach", "data"}:
+        return f"{kind} takes the value out of the graph", (
+            "remove it, or freeze what lies before it (requires_grad_(False)) if that is meant"
+        )
+    if "no_grad_region" in reasons:
+        return "it ran where gradients are switched off", "move it out of torch.no_grad() or inference_mode()"
+    if "integer" in reasons:
+        return f"{kind} returns integers or booleans", (
+            "use a soft version (softmax, sigmoid), Gumbel-softmax, or a straight-through estimate"
+        )
+    return "its output requires no gradient", "use an operation that torch can differentiate"
+
+
+def unused(evidence: Evidence) -> Iterator[Finding]:
+    """A trainable parameter takes no part in what the loss is made of.
+
+    Exact.  Information only where other members of the same list got a gradient (an expert that was not routed to).
+    """
+    view = evidence.view
+    for key, records in _grouped(evidence, "unused").items():
+        idle = [r for r in records if _idle(view, r.name)] if key is None else []
+        busy = [r for r in records if r not in idle]
+        if busy:
+            yield _unused(evidence, key, busy, idle=False)
+        if idle:
+            yield _unused(evidence, key, idle, idle=True)
+
+
+def _idle(view: FlowView, name: str) -> bool:
+    """Whether a parameter belongs to a numbered member of a list of which other members got a gradient."""
+    match = _NUMBERED.match(name.rpartition(".")[0])
+    if match is None:
+        return False
+    stem = match["list"]
+    prefix = f"{stem}." if stem else ""
+    return any(
+        r.statistics is not None and r.name.startswith(prefix) and r.name[len(prefix) :][:1].isdigit()
+        for r in view.flow.parameters
+    )
+
+
+def _unused(evidence: Evidence, key: str | None, records: list[ParameterRecord], *, idle: bool) -> Finding:
+    view = evidence.view
+    names = tuple(record.name for record in records)
+    node = None if key is None else view.nodes[key]
+    if node is None:
+        message = f"{listed(names)} took no part in this forward"
+        message += ": an idle member of a list whose others did" if idle else ""
+        mend = "use the module, delete it, or freeze it (requires_grad_(False)); under data parallelism it is an error"
+    elif any(site.measured for site in view.sites[node.key]):
+        message = f"{view.source_words(node.key)} got a gradient, but doesn't use {listed(names)}"
+        mend = "delete the parameter, or freeze it (requires_grad_(False))"
+    else:
+        message = f"the result of {view.source_words(node.key)} is dropped, so that {listed(names)} get no gradient"
+        mend = "use the result in the loss, delete the module, or freeze it (requires_grad_(False))"
+    draft = Draft(evidence, "unused", "info" if idle else "warning", message, mend, {"parameters": len(names)})
+    return draft.at(node, parameter=names[0], affected=names, confidence="exact")
+
+
+def frozen(evidence: Evidence) -> Iterator[Finding]:
+    """Parameters with ``requires_grad=False``: information, no fault."""
+    names = tuple(r.name for r in evidence.view.flow.parameters if not r.requires_grad)
+    if names:
+        draft = Draft(
+            evidence, "frozen", "info", f"frozen (requires_grad=False): {listed(names)}",
+            "nothing, if that is meant; otherwise requires_grad_(True)", {"parameters": len(names)},
+        )  # fmt: skip
+        yield draft.at(None, parameter=names[0], affected=names, confidence="exact")

@@ -1,0 +1,344 @@
+"""Where NaN and Inf come from: a parameter, an operation in the forward or the backward pass, or the loss."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+from fxgrad.diagnosis.causes import Cause, cause_of
+from fxgrad.diagnosis.rule import Draft, Evidence, LackingError, listed, number
+from fxgrad.diagnosis.view import FlowView
+from fxgrad.schema import Edge, Finding, Severity, Site, Statistics
+
+_State = Literal["clean", "masked", "bad"]
+#: What writes a constant into a tensor, and so may write an infinite one on purpose.
+_WRITES = frozenset({
+    "masked_fill", "where", "full", "full_like", "new_full", "tensor", "scalar_tensor", "fill", "setitem", "index_fill",
+    "nan_to_num", "pad", "masked_scatter", "zeros", "new_tensor", "index_put", "copy", "clone", "detach", "to", "float",
+})  # fmt: skip
+#: Risky where several consumers of a value could have sent the bad part, in this order.
+_SUSPECTS = ("sqrt", "norm", "log", "div", "pow", "acos", "asin", "std", "exp", "softmax", "logsumexp", "atan2")
+
+
+def bad(statistics: Statistics | None) -> bool:
+    """Whether an entry is NaN or Inf, as far as the level can tell."""
+    return statistics is not None and bool(statistics.nonfinite)
+
+
+def nonfinite(evidence: Evidence) -> Iterable[Finding]:
+    """Findings of the first flow that has a non-finite gradient, parameter or harmful value.
+
+    Formula (per node): blamed in the forward pass is a node with finite inputs and a non-finite output; in the backward
+    pass one whose outputs got a finite gradient and that sends back a non-finite part.  Infinite values that were
+    written on purpose (masks, buffers with -inf) count as finite.
+    """
+    for view in evidence.views:
+        found = list(_Origin(evidence, view).findings())
+        if any(finding.severity != "info" for finding in found) or (found and view is evidence.view):
+            return found
+    if all(view.flow.event.level == "norm" for view in evidence.views) and any(
+        site.statistics is not None and site.statistics.nonfinite is None for site in evidence.view.flow.sites
+    ):
+        message = "at statistics='norm' an Inf may be the accumulator's; the site is measured in full in the next step"
+        raise LackingError(message)
+    return ()
+
+
+@dataclass(slots=True)
+class _Place:
+    """A node to blame."""
+
+    key: str
+    statistics: Statistics | None
+    kind: Literal["forward", "backward"]
+    edge: Edge | None = None
+
+
+class _Origin:
+    """The search in one flow."""
+
+    def __init__(self, evidence: Evidence, view: FlowView) -> None:
+        self.evidence = evidence
+        self.view = view
+        self.flow = view.flow
+
+    def findings(self) -> Iterator[Finding]:
+        """All independent origins, nearest to the loss first."""
+        stored = list(self._stored())
+        if stored:
+            yield from stored
+            return
+        forward, backward = self._forward(), self._backward()
+        for place in forward:
+            yield self._at_forward(place)
+        explained = set().union(*({p.key} | self.view.behind(p.key) for p in forward)) if forward else set()
+        touched = {key for key in explained if self._touched(key)}
+        rest = [place for place in backward if place.key not in touched]
+        for place in rest:
+            yield self._at_backward(place)
+        if not forward and not backward:
+            yield from self._seed()
+        if not forward and not rest:
+            yield from self._contained()
+
+    def _touched(self, key: str) -> bool:
+        """Whether bad values go into a node or come out of it."""
+        inputs = (self.states.get(e.producer + e.output_position) for e in self.view.takes[key])
+        return "bad" in {*inputs, *(self.states.get(site.id) for site in self.view.sites[key])}
+
+    # ---- what was bad before the step ----------------------------------------------------------------------------
+
+    def _stored(self) -> Iterator[Finding]:
+        names = [record.name for record in self.flow.parameters if bad(record.value)]
+        names += [b.name for b in self.flow.buffers if b.value.nan_count]
+        if not names:
+            return
+        draft = Draft(
+            self.evidence, "nonfinite", "error",
+            f"{listed(names)} held NaN or Inf before this forward began; nothing in this step made it",
+            "look at the step before: a too large update (lower the learning rate, clip gradients) or a gradient that "
+            "was non-finite already. Restart from a checkpoint: it doesn't heal by itself.",
+            {"parameters": len(names)},
+        )  # fmt: skip
+        yield draft.at(None, view=self.view, parameter=names[0], affected=tuple(names), confidence="exact")
+
+    # ---- the forward pass ------------------------------------------------------------------------------------------
+
+    @cached_property
+    def states(self) -> dict[str, _State]:
+        """By site id; empty without forward statistics."""
+        return self._walk[0]
+
+    @cached_property
+    def _walk(self) -> tuple[dict[str, _State], list[_Place]]:
+        states: dict[str, _State] = {}
+        origins: list[_Place] = []
+        infinite = {b.name for b in self.flow.buffers if b.value.inf_count}
+        for node in self.flow.nodes if self.flow.event.values else ():
+            inputs = {states.get(e.producer + e.output_position, "clean") for e in self.view.takes[node.key]}
+            if infinite.intersection(node.parameters):
+                inputs.add("masked")
+            worst: _Place | None = None
+            for site in self.view.sites[node.key]:
+                states[site.id] = state = self._state(site, inputs)
+                if state == "bad" and "bad" not in inputs:
+                    worst = worst or _Place(node.key, site.value, "forward")
+            if worst is not None:
+                origins.append(worst)
+        return states, origins
+
+    def _state(self, site: Site, inputs: set[_State]) -> _State:
+        value = site.value
+        if value is None:
+            return "bad" if "bad" in inputs else "clean"
+        if value.nan_count:
+            return "bad"
+        if not value.inf_count:
+            return "clean"
+        if "bad" in inputs:
+            return "bad"
+        if "masked" in inputs or site.op == "placeholder":
+            return "masked"
+        kind = self.view.kinds[site.key]
+        constants = [c.number for c in site.node.constants if c.number is not None]
+        written = kind in _WRITES and (any(abs(c) == float("inf") for c in constants) or not self.view.takes[site.key])
+        return "masked" if written else "bad"
+
+    def _forward(self) -> list[_Place]:
+        """The forward origins that do harm: their bad values reach the outputs or a gradient."""
+        harmful = []
+        hurt = {key for key in self.view.nodes if self._touched(key) and self._bad_gradient(key)}
+        out = {
+            e.producer + e.output_position for e in self.flow.edges if self.view.nodes[e.consumer.key].op == "output"
+        }
+        ends = {value.partition("[")[0] if value not in self.view.by_id else self.view.by_id[value].key
+                for value in out if self.states.get(value) == "bad"}  # fmt: skip
+        for place in self._walk[1]:
+            behind = {place.key} | self.view.behind(place.key)
+            if behind & ends or behind & hurt:
+                harmful.append(place)
+        return harmful
+
+    def _bad_gradient(self, key: str) -> bool:
+        """Whether a node got or sends a non-finite gradient, or its parameters did."""
+        node = self.view.nodes[key]
+        return (
+            any(bad(s) for _, s in self.view.parts(key))
+            or any(bad(site.passed_on) for site in self.view.sites[key])
+            or any(bad(record.statistics) for record in self.view.records(node))
+        )
+
+    # ---- the backward pass ---------------------------------------------------------------------------------------
+
+    def _backward(self) -> list[_Place]:
+        """Nodes that got a finite gradient and send a non-finite one, nearest to the loss first."""
+        found = []
+        for node in reversed(self.flow.nodes):
+            if node.op in ("output", "placeholder") or not self._finite(node.key):
+                continue
+            parts = self.view.parts(node.key)
+            sent = next((_Place(node.key, s, "backward", e) for e, s in parts if bad(s)), None)
+            own = next(
+                (r.statistics for r in self.view.records(node) if bad(r.statistics) and self._only(r.name)), None
+            )
+            if sent is None and own is not None:
+                sent = _Place(node.key, own, "backward")
+            if sent is not None:
+                found.append(sent)
+        return found or list(self._among_consumers())
+
+    def _finite(self, key: str) -> bool:
+        """Whether all that a node's outputs got was finite, and something was measured."""
+        measured = [site.passed_on for site in self.view.sites[key] if site.passed_on is not None]
+        return bool(measured) and not any(map(bad, measured))
+
+    def _only(self, parameter: str) -> bool:
+        owners = self.view.owners.get(parameter, [])
+        return all(map(self._finite, owners))
+
+    def _among_consumers(self) -> Iterator[_Place]:
+        """Without parts: a value with a bad gradient of whose consumers none got one; the likeliest is named."""
+        for site in reversed(self.flow.sites):
+            if not bad(site.statistics):
+                continue
+            users = list(dict.fromkeys(e.consumer.key for e in self.view.uses.get(site.id, [])))
+            known = [key for key in users if self.view.nodes[key].op != "output" and self._finite(key)]
+            if known and len(known) == len(users):
+                ranks = {kind: rank for rank, kind in enumerate(_SUSPECTS)}
+                key = min(known, key=lambda k: ranks.get(self.view.kinds[k], len(ranks)))
+                yield _Place(key, site.statistics, "backward")
+                return
+
+    # ---- words -----------------------------------------------------------------------------------------------------
+
+    def _at_forward(self, place: _Place) -> Finding:
+        cause = self._cause(place)
+        value = place.statistics
+        node = self.view.nodes[place.key]
+        given = "its inputs were finite" if self.view.takes[place.key] else "it takes no values"
+        if node.op == "placeholder":
+            message = f"the model's input {node.target} holds NaN or Inf: {self._counts(value)}"
+            why, mend = "", "look at the data: find the sample, and clean or skip it"
+        else:
+            message = f"first non-finite values at {self.view.source_words(place.key)}: {self._counts(value)}; {given}"
+            why, mend = f". Likely: {cause.why}", cause.mend
+            if self._hidden(place.key):
+                message += "; what comes behind hides it, so that the outputs look finite"
+        draft = Draft(self.evidence, "nonfinite", self._severity(), message + why, mend, self._numbers(place))
+        return draft.at(node, view=self.view, path=self._path(place.key, forward=True), affected=self._affected(),
+                        confidence="exact")  # fmt: skip
+
+    def _at_backward(self, place: _Place) -> Finding:
+        cause = self._cause(place)
+        words = "Inf" if place.statistics is not None and not place.statistics.nan_count else "NaN"
+        counts = self._counts(place.statistics)
+        message = f"{self.view.source_words(place.key)} turned a finite gradient into {words}: {counts}"
+        if self.flow.event.values:
+            message += "; its values in the forward pass were " + (
+                "not all finite" if self._touched(place.key) else "finite"
+            )
+        draft = Draft(self.evidence, "nonfinite", self._severity(), f"{message}. Likely: {cause.why}", cause.mend,
+                      self._numbers(place))  # fmt: skip
+        return draft.at(self.view.nodes[place.key], view=self.view, path=self._path(place.key, forward=False),
+                        affected=self._affected(), confidence="exact")  # fmt: skip
+
+    def _cause(self, place: _Place) -> Cause:
+        sites = self.view.sites[place.key]
+        overflow = place.statistics is not None and bool(place.statistics.inf_count)
+        return cause_of(self.view.kinds[place.key], sites[0].dtype if sites else "", forward=place.kind == "forward",
+                        overflow=overflow)  # fmt: skip
+
+    def _severity(self) -> Severity:
+        return (
+            "error"
+            if not self._scaled()
+            else "info"
+            if self._skipped() <= self.evidence.thresholds.skips
+            else "warning"
+        )
+
+    def _scaled(self) -> bool:
+        """Whether a GradScaler looks after overflows, and the values themselves are finite."""
+        return bool(self.flow.event.loss_scale) and "bad" not in self.states.values() and self._overflows()
+
+    def _overflows(self) -> bool:
+        """Whether half precision takes part."""
+        return any(site.dtype == "float16" for site in self.flow.sites)
+
+    def _skipped(self) -> int:
+        return self.flow.optimizer.skipped if self.flow.optimizer is not None else 0
+
+    def _hidden(self, key: str) -> bool:
+        return all(self.states.get(e.producer + e.output_position) != "bad" for e in self.flow.edges
+                   if self.view.nodes[e.consumer.key].op == "output") and key in self.view.nodes  # fmt: skip
+
+    @staticmethod
+    def _counts(statistics: Statistics | None) -> str:
+        if statistics is None or statistics.nan_count is None:
+            return "non-finite"
+        words = [f"{count} {word}" for count, word in
+                 ((statistics.nan_count, "NaN"), (statistics.inf_count, "Inf")) if count]  # fmt: skip
+        return f"{' and '.join(words)} of {statistics.numel} entries"
+
+    def _numbers(self, place: _Place) -> dict[str, float]:
+        found: dict[str, float] = {}
+        if place.statistics is not None:
+            found = {name: value for name in ("nan_count", "inf_count", "numel")
+                     if (value := getattr(place.statistics, name)) is not None}  # fmt: skip
+        for index, edge in enumerate(self.view.takes[place.key]):
+            site = self.view.by_id.get(edge.producer + edge.output_position)
+            value = site.value if site is not None else None
+            if value is not None:
+                found[f"input{index}_max_abs"] = value.max_abs or 0.0
+                found[f"input{index}_zeros"] = value.zero_count or 0
+        return found
+
+    def _affected(self) -> tuple[str, ...]:
+        return tuple(record.name for record in self.flow.parameters if bad(record.statistics))
+
+    def _path(self, key: str, *, forward: bool) -> tuple[str, ...]:
+        """From the culprit on along what is bad: behind it in the forward pass, before it in the backward pass."""
+        if forward:
+            reach = {
+                k for k in self.view.behind(key) if any(self.states.get(s.id) == "bad" for s in self.view.sites[k])
+            }
+        else:
+            reach = {k for k in self.view.before(key) if any(bad(s.statistics) for s in self.view.sites[k])}
+        ordered = sorted(reach, key=self.view.order.__getitem__, reverse=not forward)
+        return (key, *ordered)
+
+    # ---- outside of the model ------------------------------------------------------------------------------------
+
+    def _seed(self) -> Iterator[Finding]:
+        """The gradient was bad when it entered: non-finite at the first measured sites behind the loss."""
+        wrong = [site for site in self.flow.sites if bad(site.statistics)]
+        if not wrong and not self._affected():
+            return
+        last = wrong[-1] if wrong else None
+        unknown = "" if self.flow.event.values else " (whether the outputs themselves were finite was not measured)"
+        where = f" at {last.id}" if last is not None else ""
+        scaled = bool(self.flow.event.loss_scale) and self._overflows()
+        draft = Draft(
+            self.evidence, "nonfinite",
+            ("info" if self._skipped() <= self.evidence.thresholds.skips else "warning") if scaled else "error",
+            f"the gradient was non-finite already when it entered the model{where}: the loss made it{unknown}",
+            "look at the loss: log or division of 0, every label ignored, a scale that overflows"
+            + (f" (loss scale {number(self.flow.event.loss_scale)})" if self.flow.event.loss_scale else ""),
+            {"nan_count": (last.nan_count or 0) if last else 0, "inf_count": (last.inf_count or 0) if last else 0},
+        )  # fmt: skip
+        path = tuple(site.key for site in reversed(wrong))
+        yield draft.at(None, view=self.view, path=path, affected=self._affected(), confidence="exact")
+
+    def _contained(self) -> Iterator[Finding]:
+        """Bad values that nothing came of: good to know."""
+        for place in self._walk[1]:
+            cause = self._cause(place)
+            draft = Draft(
+                self.evidence, "nonfinite", "info",
+                f"{self.view.source_words(place.key)} made {self._counts(place.statistics)}, removed by what follows; "
+                "outputs and gradients are finite",
+                cause.mend, self._numbers(place),
+            )  # fmt: skip
+            yield draft.at(self.view.nodes[place.key], view=self.view, confidence="exact")

@@ -1,0 +1,218 @@
+"""Vanishing and exploding: what the gradient loses or gains on its way, and which node does it."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from statistics import median
+
+from fxgrad.diagnosis.kinds import WEIGHTED
+from fxgrad.diagnosis.rule import Draft, Evidence, number
+from fxgrad.diagnosis.view import FlowView, decades
+from fxgrad.diagnosis.weights import throttled
+from fxgrad.schema import Finding
+
+_CHAIN = 3  # weighted nodes in a row that make a side entrance a path of its own
+_INIT = 0.5  # share of tiny weights from which on they are no throttle but the initialisation
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A node on the path and the decades by which the gradient changes through it (negative: smaller)."""
+
+    key: str
+    change: float
+    throttle: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Path:
+    """The way that most of the gradient took from the loss to an entrance.
+
+    Attributes:
+        steps: from the loss on.
+        first, last: node keys: where it enters the model, and where parameters take it.
+        total: decades from one to the other, the changes by throttles left out.
+        lowest, highest: the extremes of that on the way, at nodes with parameters.
+    """
+
+    steps: tuple[Step, ...]
+    first: str
+    last: str
+    total: float
+    lowest: float
+    highest: float
+
+
+def paths(view: FlowView, throttle: float) -> list[Path]:
+    """The paths to the first node with a trained parameter, and to others that a chain of weighted nodes leads from."""
+    trained = [node.key for node in view.flow.nodes if _takes_gradient(view, node.key)]
+    entrances, seen = [], set()
+    below: dict[str, bool] = {}  # whether a trained node lies before a node
+    takers = set(trained)
+    for node in view.flow.nodes:
+        before = list(view.producers(node.key))
+        below[node.key] = any(below[p] or p in takers for p in before)
+        if node.key in takers and not below[node.key]:
+            entrances.append(node.key)
+    found = []
+    for number_, key in enumerate(entrances):
+        way = _towards_loss(view, key)
+        weighted = sum(view.kinds[k] in WEIGHTED for k in way if k not in seen)
+        if number_ == 0 or weighted >= _CHAIN:
+            path = _path(view, way, throttle)
+            if path is not None:
+                found.append(path)
+        seen.update(way)
+    return found
+
+
+def _takes_gradient(view: FlowView, key: str) -> bool:
+    received = view.received(key)
+    node = view.nodes[key]
+    return bool(received) and any(r.statistics is not None for r in view.records(node))
+
+
+def _towards_loss(view: FlowView, key: str) -> list[str]:
+    """Node keys from ``key`` to the loss, along the use that sent the largest part."""
+    way = [key]
+    seen = {key}
+    while True:
+        best, largest = None, 0.0
+        for edge in view.users[way[-1]]:
+            part = view.part(edge)
+            size = part.l2_norm if part is not None else view.received(edge.consumer.key)
+            if view.nodes[edge.consumer.key].op == "output" or edge.consumer.key in seen:
+                continue
+            if size is not None and size > largest and view.received(edge.consumer.key):
+                best, largest = edge.consumer.key, size
+        if best is None:
+            return way
+        way.append(best)
+        seen.add(best)
+
+
+def _path(view: FlowView, way: list[str], throttle: float) -> Path | None:
+    keys = way[::-1]
+    levels = [view.received(key) for key in keys]
+    if any(level is None or not math.isfinite(level) or level <= 0 for level in levels) or len(keys) < 2:  # noqa: PLR2004
+        return None
+    logs = [math.log10(level) for level in levels if level]
+    tiny = {key for key in keys if throttled(view, view.nodes[key], throttle) is not None}
+    weighted = [key for key in keys if view.kinds[key] in WEIGHTED]
+    if len(weighted) >= _CHAIN and len(tiny.intersection(weighted)) > _INIT * len(weighted):
+        tiny -= set(weighted)
+    steps, level, lowest, highest = [], 0.0, 0.0, 0.0
+    for index, key in enumerate(keys):
+        after = logs[index + 1] if index + 1 < len(keys) else logs[index]
+        change = after - logs[index]
+        exempt = key in tiny and change < 0
+        steps.append(Step(key, change, exempt))
+        if _takes_gradient(view, key):
+            lowest, highest = min(lowest, level), max(highest, level)
+        level += 0.0 if exempt else change
+    return Path(tuple(steps), keys[0], keys[-1], level, lowest, highest)
+
+
+def vanishing(evidence: Evidence) -> Iterable[Finding]:
+    """log10 of the l2 norm at the furthest parameters over that at the outputs, throttles left out, median over steps.
+
+    Source: the ratio of first and last gradient as in AutoTrainer (Zhang et al., ICSE 2021), taken along the path that
+    most of the gradient took.  False alarms: unrolled recurrences lose up to 3.6 decades and still train.
+    """
+    limits = evidence.thresholds
+    for path, level in _levels(evidence, "lowest"):
+        if level < -limits.vanishing:
+            severity = "error" if level < -limits.vanishing_error else "warning"
+            yield _finding(evidence, path, ("vanishing", severity), level)
+
+
+def exploding(evidence: Evidence) -> Iterable[Finding]:
+    """The same for a gain.  False alarms: normalisation of a small signal (1/sigma) gains up to 2.6 decades."""
+    limits = evidence.thresholds
+    for path, level in _levels(evidence, "highest"):
+        if level > limits.exploding:
+            severity = "error" if level > limits.exploding_error else "warning"
+            yield _finding(evidence, path, ("exploding", severity), level)
+
+
+def _levels(evidence: Evidence, which: str) -> Iterator[tuple[Path, float]]:
+    """The paths of the latest flow with the median of their level over the recent flows."""
+    by_entrance: dict[str, list[float]] = {}
+    for view in evidence.recent:
+        for path in paths(view, evidence.thresholds.throttle):
+            by_entrance.setdefault(path.last, []).append(getattr(path, which))
+    for path in paths(evidence.view, evidence.thresholds.throttle):
+        yield path, median(by_entrance[path.last])
+
+
+def _finding(evidence: Evidence, path: Path, what: tuple[str, str], level: float) -> Finding:
+    rule, severity = what
+    view = evidence.view
+    sign = -1.0 if rule == "vanishing" else 1.0
+    moving = [step for step in path.steps if not step.throttle]
+    step = max(moving, key=lambda s: sign * s.change)
+    alone = sign * step.change > max(evidence.thresholds.own_drop, 0.4 * abs(level))
+    if not alone:
+        step = _of_the_guilty_kind(view, moving, sign)
+    rate = 10 ** (path.total / max(1, sum(view.kinds[s.key] in WEIGHTED for s in path.steps)))
+    verb = "falls" if sign < 0 else "grows"
+    message = (
+        f"gradient l2 norm {verb} by {abs(level):.1f} decades from {view.source_words(path.first)} to "
+        f"{view.source_words(path.last)}"
+    )
+    if alone:
+        message += f"; {number(10**step.change)}x of it at {view.source_words(step.key)}"
+        mend = _one(rule)
+    else:
+        message += f", {number(rate)}x per weighted node; {view.kinds[step.key]} operations take most of it"
+        mend = _all(rule, view.kinds[step.key])
+    draft = Draft(evidence, rule, severity, message, mend, {  # type: ignore[arg-type]
+        "decades": level, "own_decades": step.change, "per_node": rate, "nodes": len(path.steps),
+    })  # fmt: skip
+    return draft.at(view.nodes[step.key], path=tuple(s.key for s in path.steps), affected=_hit(view, path, level))
+
+
+def _of_the_guilty_kind(view: FlowView, steps: list[Step], sign: float) -> Step:
+    """Of the kind of node that changes the gradient most in sum, the node that changes it most."""
+    total: Counter[str] = Counter()
+    for step in steps:
+        total[view.kinds[step.key]] += sign * step.change  # type: ignore[assignment]
+    worst = max(total, key=lambda kind: total[kind])
+    return max((s for s in steps if view.kinds[s.key] == worst), key=lambda s: sign * s.change)
+
+
+def _hit(view: FlowView, path: Path, level: float) -> tuple[str, ...]:
+    """The parameters on the path that lie beyond half of the way, in decades."""
+    names, at = [], 0.0
+    for step in path.steps:
+        if abs(at) >= abs(level) / 2 and at * level > 0:
+            names += [r.name for r in view.records(view.nodes[step.key]) if r.statistics is not None]
+        at += step.change
+    return tuple(dict.fromkeys(names))
+
+
+def _one(rule: str) -> str:
+    if rule == "vanishing":
+        return "look at this operation (a tiny factor or weight, a flat activation): rescale it, or lead a skip past it"
+    return "look at this operation: a huge factor or weight; initialise it like its neighbours, or normalise behind it"
+
+
+def _all(rule: str, kind: str) -> str:
+    if rule == "exploding":
+        return "lower the gain of the initialisation (He for ReLU, Xavier for tanh), add normalisation, clip gradients"
+    if kind in {"sigmoid", "tanh"}:
+        return "use ReLU, GELU or SiLU with a fitting initialisation, or skip connections with normalisation"
+    if kind in WEIGHTED:
+        return "raise the gain of the initialisation (He for ReLU, Xavier for tanh), or add normalisation and skips"
+    return "add skip connections with normalisation, a shorter unroll or gates"
+
+
+def level_words(change: float) -> str:
+    """Decades as a factor."""
+    return number(10**change) if math.isfinite(change) else "0"
+
+
+__all__ = ["Path", "Step", "decades", "exploding", "paths", "vanishing"]

@@ -1,0 +1,255 @@
+"""Rules about steps: spikes, updates, the optimizer's epsilon, the gradient at the loss, symmetry."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from statistics import median
+
+from fxgrad.diagnosis.kinds import WEIGHTED
+from fxgrad.diagnosis.precision import seeds_of
+from fxgrad.diagnosis.rule import Draft, Evidence, LackingError, listed, number
+from fxgrad.diagnosis.view import FlowView
+from fxgrad.diagnosis.weights import main_weight, scale
+from fxgrad.schema import Finding, ParameterRecord
+
+_WINDOW = 100  # flows that a spike is compared with
+_MAD = 1.4826  # makes the median absolute deviation a standard deviation for normal noise
+_USUAL = 20  # steps over which the size of updates is judged
+_FELL = 0.1  # of its first norm: below it a small gradient is a fit, no fault
+
+
+def total_norm(view: FlowView) -> float | None:
+    """l2 norm over all parameters' gradients, the loss scale divided out; None where none is finite and positive."""
+    norms = [r.statistics.l2_norm for r in view.flow.parameters if r.statistics is not None]
+    if not norms or any(r.statistics is not None and r.statistics.nonfinite for r in view.flow.parameters):
+        return None
+    norm = math.hypot(*norms) / (view.flow.event.loss_scale or 1.0)
+    return norm if math.isfinite(norm) and norm > 0 else None
+
+
+def spike(evidence: Evidence) -> Iterator[Finding]:
+    """Score z = (log g - median) / (1.4826 MAD) over the flows before, and g over their median.
+
+    Source: spike score of OLMo 2 (7 sigma), with robust estimates.  False alarms: a change of learning rate or data.
+    """
+    limits = evidence.thresholds
+    if len(evidence.views) <= limits.spike_steps:
+        message = f"a spike needs a series of more than {limits.spike_steps} flows"
+        raise LackingError(message)
+    logs = [math.log(n) if (n := total_norm(view)) is not None else None for view in evidence.views]
+    worst: tuple[float, float, int] | None = None
+    for at in range(limits.spike_steps, len(logs)):
+        here = logs[at]
+        before = [v for v in logs[max(0, at - _WINDOW) : at] if v is not None]
+        if here is None or len(before) < limits.spike_steps:
+            continue
+        middle = median(before)
+        spread = _MAD * median(abs(v - middle) for v in before)
+        score = (here - middle) / max(spread, 1e-3)
+        rise = here - middle
+        if score > limits.spike_sigma and rise > math.log(limits.spike_factor) and (worst is None or rise > worst[0]):
+            worst = rise, score, at
+    if worst is not None:
+        yield _spike(evidence, *worst)
+
+
+def _spike(evidence: Evidence, rise: float, score: float, at: int) -> Finding:
+    view = evidence.views[at]
+    before = evidence.views[max(0, at - _WINDOW) : at]
+    jumps = []
+    for node in view.flow.nodes:
+        gain = view.gain(node.key)
+        usual = [g for v in before[-_USUAL:] if node.key in v.nodes and (g := v.gain(node.key))]
+        if gain and usual and gain / median(usual) > evidence.thresholds.spike_factor:
+            jumps.append((gain / median(usual), node))
+    factor = math.exp(rise)
+    message = (
+        f"in backward {view.flow.event.backward} the gradient was {number(factor)} times its median (z = {score:.0f})"
+    )
+    numbers = {"factor": factor, "z": score}
+    if jumps:
+        jump, node = max(jumps, key=lambda item: item[0])
+        message += f"; the gain of {view.source_words(node.key)} rose {number(jump)} times"
+        numbers["gain_factor"] = jump
+    else:
+        node = None
+        message += "; no operation changed its gain: suspect the batch, the labels or the loss"
+    mend = "clip the gradient norm, skip or look at this batch, lower the learning rate or warm up longer"
+    draft = Draft(evidence, "spike", "warning", message, mend, numbers)
+    return draft.at(node, view=view, confidence="several steps")
+
+
+# ---- the optimizer -------------------------------------------------------------------------------------------------
+
+
+def _matrix(record: ParameterRecord) -> bool:
+    return len(record.shape) > 1
+
+
+def update_size(evidence: Evidence) -> Iterator[Finding]:
+    """l2 norm of a step's change over that of the parameter; matrices only, weights that are small on purpose left out.
+
+    Source: update ratio of about 1e-3 (Karpathy); SageMaker Debugger's WeightUpdateRatio.
+    """
+    views = [v for v in evidence.views if any(r.update is not None for r in v.flow.parameters)]
+    if not views:
+        message = "no optimizer was given to watch (optimizer=), or it has not stepped yet"
+        raise LackingError(message)
+    for view in views:
+        large = [
+            r
+            for r in view.flow.parameters
+            if _ratio(r, evidence.thresholds.throttle) > evidence.thresholds.update_large
+        ]
+        if large:
+            yield _large(evidence, view, large)
+            return
+    yield from _unusual(evidence, views)
+
+
+def _ratio(record: ParameterRecord, throttle: float) -> float:
+    update = record.update
+    if update is None or not _matrix(record) or update.weight_norm <= 0:
+        return 0.0
+    numel = math.prod(record.shape)
+    size = scale(record)
+    if size is None:
+        size = update.weight_norm / math.sqrt(numel) * math.sqrt(numel / record.shape[0])
+    return update.l2_norm / update.weight_norm if size >= throttle else 0.0
+
+
+def _large(evidence: Evidence, view: FlowView, large: list[ParameterRecord]) -> Finding:
+    worst = max(large, key=lambda r: _ratio(r, evidence.thresholds.throttle))
+    ratio = _ratio(worst, evidence.thresholds.throttle)
+    names = tuple(r.name for r in large)
+    rate = worst.update.learning_rate if worst.update is not None else 0.0
+    draft = Draft(
+        evidence, "update_size", "error",
+        f"the step behind backward {view.flow.event.backward} changed {worst.name} by {number(ratio)} times its norm "
+        f"(usual: 1e-3); learning rate {number(rate)}; {len(names)} matrices by more than their norm",
+        "lower the learning rate, clip the gradient norm, or scale targets and loss",
+        {"ratio": ratio, "learning_rate": rate, "parameters": len(names)},
+    )  # fmt: skip
+    return draft.at(None, view=view, parameter=worst.name, affected=names, confidence="exact")
+
+
+def _unusual(evidence: Evidence, views: list[FlowView]) -> Iterator[Finding]:
+    limits = evidence.thresholds
+    if len(views) < _USUAL:
+        return
+    names = [r.name for r in views[-1].flow.parameters if _matrix(r) and r.update is not None]
+    ratios: dict[str, list[float]] = {name: [] for name in names}
+    for view in views[-_USUAL:]:
+        for record in view.flow.parameters:
+            if record.name in ratios and record.update is not None:
+                ratios[record.name].append(_ratio(record, limits.throttle))
+    odd = {
+        n: median(r)
+        for n, r in ratios.items()
+        if r and median(r) > 0 and not limits.update_low <= median(r) <= limits.update_high
+    }
+    if odd:
+        worst = max(odd, key=lambda n: abs(math.log10(odd[n]) + 3))
+        draft = Draft(
+            evidence, "update_size", "info",
+            f"steps change {worst} by {number(odd[worst])} times its norm (median of {_USUAL} steps; usual: 1e-3)",
+            "check the learning rate of its group", {"ratio": odd[worst], "parameters": len(odd)},
+        )  # fmt: skip
+        yield draft.at(None, parameter=worst, affected=tuple(odd))
+
+
+def optimizer_epsilon(evidence: Evidence) -> Iterator[Finding]:
+    """Root mean square of the unscaled gradient below ``epsilon`` times the optimizer's eps, for most matrices.
+
+    Not where the gradient has fallen to a tenth of what the first flow had: a fit that has converged.
+    """
+    view = evidence.view
+    known = [
+        r for r in view.flow.parameters if r.update is not None and r.update.epsilon and _matrix(r) and r.statistics
+    ]
+    if not known:
+        message = "no optimizer with an epsilon was given to watch (optimizer=), or it has not stepped yet"
+        raise LackingError(message)
+    loss_scale = view.flow.event.loss_scale or 1.0
+    small = [r for r in known if _swallowed(r, loss_scale, evidence.thresholds.epsilon)]
+    first, now = total_norm(evidence.views[0]), total_norm(view)
+    converged = first is not None and now is not None and now < _FELL * first
+    if len(small) > evidence.thresholds.epsilon_share * len(known) and not converged:
+        worst = min(small, key=lambda r: r.rms or 0.0)
+        epsilon = (worst.update.epsilon if worst.update is not None else None) or 0.0
+        draft = Draft(
+            evidence, "optimizer_epsilon", "warning",
+            f"the gradient of {worst.name} has rms {number((worst.rms or 0.0) / loss_scale)}, the optimizer's eps is "
+            f"{number(epsilon)}: steps shrink, for {len(small)} of {len(known)} matrices",
+            "lower eps (1e-12 to 1e-15), or undo the factor that makes the loss so small",
+            {"rms": (worst.rms or 0.0) / loss_scale, "epsilon": epsilon, "parameters": len(small)},
+        )  # fmt: skip
+        yield draft.at(None, parameter=worst.name, affected=tuple(r.name for r in small))
+
+
+def _swallowed(record: ParameterRecord, loss_scale: float, times: float) -> bool:
+    epsilon = record.update.epsilon if record.update is not None else None
+    rms = (record.rms or 0.0) / loss_scale
+    return epsilon is not None and 0 < rms < times * epsilon
+
+
+# ---- the loss ------------------------------------------------------------------------------------------------------
+
+
+def loss_seed(evidence: Evidence) -> Iterator[Finding]:
+    """Root mean square of the gradient at an output, times its entries per sample, the loss scale divided out.
+
+    Information: the scale of a loss is the user's.  All zero over several steps is a warning.
+    """
+    view = evidence.view
+    limits = evidence.thresholds
+    for site in seeds_of(view):
+        statistics = site.statistics
+        if statistics is None or statistics.nonfinite:
+            continue
+        batch = site.shape[0] if len(site.shape) > 1 and site.shape[0] else 1
+        size = statistics.rms * statistics.numel / batch / (view.flow.event.loss_scale or 1.0)
+        if statistics.all_zero or (size > 0 and not limits.seed_low <= size <= limits.seed_high):
+            lasting = evidence.several and all(
+                v.by_id[site.id].statistics is not None and v.by_id[site.id].statistics.all_zero  # type: ignore[union-attr]
+                for v in evidence.recent if site.id in v.by_id
+            )  # fmt: skip
+            draft = Draft(
+                evidence, "loss_seed", "warning" if statistics.all_zero and lasting else "info",
+                f"the gradient that the loss sends to the model's output {site.id} "
+                + ("is zero all over" if statistics.all_zero else f"has rms {number(statistics.rms)}"),
+                "look at the loss: its scale, its reduction, labels that are ignored",
+                {"rms": statistics.rms, "size": size},
+            )  # fmt: skip
+            yield draft.at(None)
+            return
+
+
+def symmetry(evidence: Evidence) -> Iterator[Finding]:
+    """Variance of a weight matrix's entries: of a constant, non-zero initialisation all units learn the same."""
+    evidence.need_values()
+    view = evidence.view
+    same = []
+    for node in view.flow.nodes:
+        record = main_weight(view, node) if view.kinds[node.key] in WEIGHTED else None
+        if record is not None and record.requires_grad and _constant(record, evidence.thresholds.symmetry):
+            same.append((node, record))
+    if same:
+        names = tuple(dict.fromkeys(record.name for _, record in same))
+        draft = Draft(
+            evidence, "symmetry", "warning" if len(names) > 1 else "info",
+            f"all entries of {listed(names)} are equal, so that its units get the same gradient and stay alike",
+            "initialise the weights at random", {"parameters": len(names)},
+        )  # fmt: skip
+        yield draft.at(same[0][0], affected=names)
+
+
+def _constant(record: ParameterRecord, limit: float) -> bool:
+    value = record.value
+    if value is None or value.sum is None or len(record.shape) < 2 or record.shape[0] < 2 or not value.max_abs:  # noqa: PLR2004
+        return False
+    if math.prod(record.shape[1:]) < 2:  # noqa: PLR2004  # one entry a unit is a scale
+        return False
+    mean = value.sum / value.numel
+    return abs(value.rms**2 - mean**2) <= limit * mean**2

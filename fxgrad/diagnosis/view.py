@@ -1,0 +1,152 @@
+"""What rules ask of a flow: kinds, parts, levels, who comes before whom.  Worked out once per flow."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from functools import cached_property
+
+from fxgrad.diagnosis.kinds import kind_of
+from fxgrad.schema import Edge, GradientFlow, Node, ParameterRecord, Site, Statistics
+
+
+def joint(statistics: Iterable[Statistics | None]) -> float | None:
+    """l2 norm over several tensors together; None where one of them was not measured, or there is none."""
+    found = list(statistics)
+    if not found or any(one is None for one in found):
+        return None
+    return math.hypot(*(one.l2_norm for one in found if one is not None))
+
+
+def decades(ratio: float) -> float:
+    """log10 of a positive ratio; -inf for 0."""
+    return math.log10(ratio) if ratio > 0 else -math.inf
+
+
+class FlowView:
+    """A flow with what can be looked up in it."""
+
+    def __init__(self, flow: GradientFlow) -> None:
+        self.flow = flow
+        self.nodes = {node.key: node for node in flow.nodes}
+        self.order = {node.key: number for number, node in enumerate(flow.nodes)}
+        self.kinds = {node.key: kind_of(node) for node in flow.nodes}
+        self.sites: dict[str, list[Site]] = {node.key: [] for node in flow.nodes}
+        for site in flow.sites:
+            self.sites[site.key].append(site)
+        self.by_id = {site.id: site for site in flow.sites}
+        self.takes: dict[str, list[Edge]] = {node.key: [] for node in flow.nodes}
+        self.users: dict[str, list[Edge]] = {node.key: [] for node in flow.nodes}
+        self.uses: dict[str, list[Edge]] = {}
+        for edge in flow.edges:
+            self.takes[edge.consumer.key].append(edge)
+            self.users[edge.producer].append(edge)
+            self.uses.setdefault(edge.producer + edge.output_position, []).append(edge)
+        self.parameters = {name: record for record in flow.parameters for name in (record.name, *record.aliases)}
+
+    # ---- gradients -------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _received(self) -> dict[str, float]:
+        found = {}
+        for key, sites in self.sites.items():
+            norms = [site.passed_on.l2_norm for site in sites if site.passed_on is not None]
+            if norms:
+                found[key] = math.nan if any(map(math.isnan, norms)) else math.hypot(*norms)
+        return found
+
+    def received(self, key: str) -> float | None:
+        """l2 norm of what a node's outputs got, all measured ones together; None where none was measured."""
+        return self._received.get(key)
+
+    def part(self, edge: Edge) -> Statistics | None:
+        """Statistics of what a use sends back: its own, or the value's where this is the only use."""
+        if edge.statistics is not None:
+            return edge.statistics
+        value = edge.producer + edge.output_position
+        site = self.by_id.get(value)
+        return site.statistics if site is not None and len(self.uses[value]) == 1 else None
+
+    def parts(self, key: str) -> list[tuple[Edge, Statistics]]:
+        """What a node sends back, by measured use."""
+        found = ((edge, self.part(edge)) for edge in self.takes[key])
+        return [(edge, statistics) for edge, statistics in found if statistics is not None]
+
+    def sent(self, key: str) -> float | None:
+        """l2 norm of all that a node sends back to values; None where some of it was not measured, or it is nothing."""
+        norms = []
+        for edge in self.takes[key]:
+            site = self.by_id.get(edge.producer + edge.output_position)
+            if site is None or (site.statistics is None and self.part(edge) is None and not self._gets(site)):
+                continue  # what requires no gradient takes none
+            part = self.part(edge)
+            if part is None:
+                return None
+            norms.append(part.l2_norm)
+        return math.hypot(*norms) if norms else None
+
+    def _gets(self, site: Site) -> bool:
+        return self.blind.get(site.id) not in (
+            None,
+            "no_grad_required",
+            "no_grad_region",
+            "detached",
+            "frozen",
+            "integer",
+        )
+
+    @cached_property
+    def blind(self) -> dict[str, str]:
+        """Reason by site id, for what has no gradient."""
+        return {spot.id: spot.reason for spot in self.flow.blind_spots if spot.consumer is None}
+
+    def gain(self, key: str) -> float | None:
+        """What a node sends back over what it received, l2 norms; None where either is unknown or nothing arrived."""
+        received, sent = self.received(key), self.sent(key)
+        if not received or sent is None or not math.isfinite(received) or not math.isfinite(sent):
+            return None
+        return sent / received
+
+    def records(self, node: Node) -> list[ParameterRecord]:
+        """The parameters that a node takes, buffers left out."""
+        return [self.parameters[name] for name in node.parameters if name in self.parameters]
+
+    # ---- the graph -------------------------------------------------------------------------------------------
+
+    def producers(self, key: str) -> Iterator[str]:
+        """Keys of the nodes whose values a node takes."""
+        return (edge.producer for edge in self.takes[key])
+
+    def before(self, key: str) -> set[str]:
+        """The nodes that a node depends on, itself left out."""
+        return self._reach(key, self.producers)
+
+    def behind(self, key: str) -> set[str]:
+        """The nodes that depend on a node, itself left out."""
+        return self._reach(key, lambda k: (edge.consumer.key for edge in self.users[k]))
+
+    def _reach(self, key: str, step: Callable[[str], Iterable[str]]) -> set[str]:
+        found: set[str] = set()
+        queue = [key]
+        while queue:
+            for other in step(queue.pop()):
+                if other not in found:
+                    found.add(other)
+                    queue.append(other)
+        return found
+
+    @cached_property
+    def owners(self) -> dict[str, list[str]]:
+        """Keys of the nodes that take each parameter, by its first name."""
+        found: dict[str, list[str]] = {}
+        for node in self.flow.nodes:
+            for record in self.records(node):
+                found.setdefault(record.name, []).append(node.key)
+        return found
+
+    def source_words(self, key: str) -> str:
+        """``key (file:line)``, for messages."""
+        source = self.nodes[key].source
+        if not source:
+            return key
+        return f"{key} ({source.replace(chr(92), '/').rpartition('/')[2]})"
