@@ -74,7 +74,7 @@ def _explains_locally(evidence: Evidence, cause: Finding, finding: Finding) -> b
     if cause.rule in {"vanishing", "exploding"}:
         # Where no constant does it, the weight does: its consequence is what one operation shows of it.
         if finding.rule == "scale_break":
-            return here == there and "constant" not in finding.evidence
+            return there in cause.path and "constant" not in finding.evidence
         return finding.rule in {"starved", "optimizer_epsilon", "symmetry"}
     if cause.rule not in _LOCAL:
         return False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fxgrad.diagnosis import local, missing, origin, paths, precision, silence, steps
+from fxgrad.diagnosis import dead, local, missing, origin, paths, precision, steps, zeros
 from fxgrad.diagnosis.causality import joined
 from fxgrad.diagnosis.rule import Evidence, LackingError, Rule
 from fxgrad.diagnosis.thresholds import Thresholds
@@ -19,8 +19,8 @@ DEFAULT_RULES = (
     Rule("detached", missing.detached),
     Rule("underflow", precision.underflow),
     Rule("scale_break", local.scale_break),
-    Rule("dead", silence.dead),
-    Rule("zero", silence.zero),
+    Rule("dead", dead.dead),
+    Rule("zero", zeros.zero),
     Rule("saturated", local.saturated),
     Rule("vanishing", paths.vanishing),
     Rule("exploding", paths.exploding),

@@ -9,7 +9,7 @@ from fxgrad.diagnosis.kinds import SCALING, constant
 from fxgrad.diagnosis.rule import Draft, Evidence, number
 from fxgrad.diagnosis.view import FlowView, decades
 from fxgrad.diagnosis.weights import factor, throttled
-from fxgrad.schema import Finding, Node, Severity, Statistics
+from fxgrad.schema import Constant, Finding, Node, Severity, Statistics
 
 _BETWEEN = 2.0  # decades beyond ``scale_break`` from which on it is an error
 
@@ -35,18 +35,35 @@ def scale_break(evidence: Evidence) -> Iterator[Finding]:
         gain = over_steps(evidence, node.key, lambda view, key: view.gain(key))
         if not gain or abs(decades(gain)) <= evidence.thresholds.scale_break:
             continue
-        small = gain < 1 and throttled(evidence.view, node, evidence.thresholds.throttle) is not None
-        if not small:
+        weight = factor(evidence.view, node.key)
+        if weight is None and _factor(node) is None and not _fixed(evidence.view, node):
+            continue  # two values of the model's own: what one does to the other is no scale of its own
+        if weight is not None and weight.requires_grad and weight.value is None:
+            continue  # it may be small on purpose
+        if gain > 1 or throttled(evidence.view, node, evidence.thresholds.throttle) is None:
             yield _break(evidence, node, gain)
+
+
+def _factor(node: Node) -> Constant | None:
+    """The number that a node multiplies or divides by."""
+    names = ("args[0]", "args[1]", "kwargs['other']")
+    return next((c for c in node.constants if c.argument in names and c.number), None)
+
+
+def _fixed(view: FlowView, node: Node) -> bool:
+    """Whether a node takes a buffer, or a value that depends on no parameter."""
+    if any(name not in view.parameters for name in node.parameters):
+        return True
+    without = {"no_grad_required", "integer", "frozen"}
+    values = [edge.producer + edge.output_position for edge in view.takes[node.key]]
+    return any(view.blind.get(value) in without for value in values) or len(values) == 1
 
 
 def _break(evidence: Evidence, node: Node, gain: float) -> Finding:
     view = evidence.view
     severity: Severity = "error" if abs(decades(gain)) > evidence.thresholds.scale_break + _BETWEEN else "warning"
     numbers = {"gain": gain, "decades": decades(gain)}
-    found = next(
-        (c for c in node.constants if c.argument in ("args[0]", "args[1]", "kwargs['other']") and c.number), None
-    )
+    found = _factor(node)
     weight = factor(view, node.key)
     cause = "check the scale of its operands"
     if found is not None and found.number is not None and view.kinds[node.key] in {"mul", "div"}:

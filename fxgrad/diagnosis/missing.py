@@ -100,12 +100,26 @@ def _idle(view: FlowView, name: str) -> bool:
     match = _NUMBERED.match(name.rpartition(".")[0])
     if match is None:
         return False
-    stem = match["list"]
-    prefix = f"{stem}." if stem else ""
-    return any(
-        r.statistics is not None and r.name.startswith(prefix) and r.name[len(prefix) :][:1].isdigit()
-        for r in view.flow.parameters
-    )
+    prefix = f"{match['list']}." if match["list"] else ""
+    used: dict[int, set[str]] = {}
+    for record in view.flow.parameters:
+        numbered = record.name.startswith(prefix) and record.name[len(prefix) :][:1].isdigit()
+        if numbered and record.statistics is not None:
+            used.setdefault(_number(record.name, prefix), set()).update(view.owners.get(record.name, ()))
+    if not used:
+        return False
+    # Members that run one behind the other, all up to a number, are a loop that ends too early.
+    return _number(name, prefix) < max(used) or not _in_sequence(view, used)
+
+
+def _number(name: str, prefix: str) -> int:
+    return int(name[len(prefix) :].partition(".")[0])
+
+
+def _in_sequence(view: FlowView, used: dict[int, set[str]]) -> bool:
+    """Whether a later member takes what an earlier one made."""
+    first, last = used[min(used)], used[max(used)]
+    return min(used) != max(used) and any(first & view.before(key) for key in last)
 
 
 def _unused(evidence: Evidence, key: str | None, records: list[ParameterRecord], *, idle: bool) -> Finding:

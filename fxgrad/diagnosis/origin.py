@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
@@ -76,8 +76,10 @@ class _Origin:
         explained = set().union(*({p.key} | self.view.behind(p.key) for p in forward)) if forward else set()
         touched = {key for key in explained if self._touched(key)}
         rest = [place for place in backward if place.key not in touched]
+        harm = self._affected() or any(bad(s.statistics) for s in self.flow.sites if s.op == "placeholder")
         for place in rest:
-            yield self._at_backward(place)
+            found = self._at_backward(place)
+            yield found if harm else replace(found, severity="info")
         if not forward and not backward:
             yield from self._seed()
         if not forward and not rest:

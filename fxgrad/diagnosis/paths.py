@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 from fxgrad.diagnosis.kinds import WEIGHTED
@@ -15,6 +15,8 @@ from fxgrad.diagnosis.weights import throttled
 from fxgrad.schema import Finding
 
 _CHAIN = 3  # weighted nodes in a row that make a side entrance a path of its own
+_RECURRENT = 2.0  # decades more that a recurrence may lose: its parameters get their gradient from the late calls
+_NORMALISES = frozenset({"normalize", "cosine_similarity"})  # their gradient at a zero vector is that of 1/eps
 _INIT = 0.5  # share of tiny weights from which on they are no throttle but the initialisation
 
 
@@ -124,7 +126,7 @@ def vanishing(evidence: Evidence) -> Iterable[Finding]:
     """
     limits = evidence.thresholds
     for path, level in _levels(evidence, "lowest"):
-        if level < -limits.vanishing:
+        if level < -limits.vanishing - (_RECURRENT if _recurrent(evidence.view, path) else 0.0):
             severity = "error" if level < -limits.vanishing_error else "warning"
             yield _finding(evidence, path, ("vanishing", severity), level)
 
@@ -135,7 +137,16 @@ def exploding(evidence: Evidence) -> Iterable[Finding]:
     for path, level in _levels(evidence, "highest"):
         if level > limits.exploding:
             severity = "error" if level > limits.exploding_error else "warning"
-            yield _finding(evidence, path, ("exploding", severity), level)
+            found = _finding(evidence, path, ("exploding", severity), level)
+            of_zero_rows = found.node is not None and evidence.view.kinds[found.node.key] in _NORMALISES
+            yield replace(found, severity="info") if of_zero_rows else found
+
+
+def _recurrent(view: FlowView, path: Path) -> bool:
+    """Whether the parameters at the end of a path take part at several places of it, as in an unrolled recurrence."""
+    keys = {step.key for step in path.steps}
+    records = [r for r in view.records(view.nodes[path.last]) if r.statistics is not None]
+    return bool(records) and all(len(keys.intersection(view.owners.get(r.name, ()))) >= _CHAIN for r in records)
 
 
 def _levels(evidence: Evidence, which: str) -> Iterator[tuple[Path, float]]:
@@ -176,12 +187,23 @@ def _finding(evidence: Evidence, path: Path, what: tuple[str, str], level: float
 
 
 def _of_the_guilty_kind(view: FlowView, steps: list[Step], sign: float) -> Step:
-    """Of the kind of node that changes the gradient most in sum, the node that changes it most."""
-    total: Counter[str] = Counter()
+    """Of the kind of node that changes the gradient most in sum, the node that changes it most.
+
+    A node that is called again and again, as in an unrolled recurrence, is a kind of its own.
+    """
+    calls = Counter(_stem(step.key) for step in steps)
+    kinds = {
+        s.key: _stem(s.key) if calls[_stem(s.key)] >= _CHAIN and "/" not in s.key else view.kinds[s.key] for s in steps
+    }
+    total: dict[str, float] = {}
     for step in steps:
-        total[view.kinds[step.key]] += sign * step.change  # type: ignore[assignment]
+        total[kinds[step.key]] = total.get(kinds[step.key], 0.0) + sign * step.change
     worst = max(total, key=lambda kind: total[kind])
-    return max((s for s in steps if view.kinds[s.key] == worst), key=lambda s: sign * s.change)
+    return max((s for s in steps if kinds[s.key] == worst), key=lambda s: sign * s.change)
+
+
+def _stem(key: str) -> str:
+    return key.partition("#")[0]
 
 
 def _hit(view: FlowView, path: Path, level: float) -> tuple[str, ...]:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from fxgrad.diagnosis.kinds import MAKES_ZEROS
+from fxgrad.diagnosis.kinds import MAKES_ZEROS, SCALING
 from fxgrad.diagnosis.rule import Draft, Evidence, number
-from fxgrad.diagnosis.silence import silent
 from fxgrad.diagnosis.view import FlowView
 from fxgrad.diagnosis.weights import main_weight
+from fxgrad.diagnosis.zeros import silent
 from fxgrad.schema import Finding, Node, Severity, Site, Statistics
 
 _LARGEST = {"float16": 65504.0, "float8_e4m3fn": 448.0, "float8_e5m2": 57344.0}
+_ROWS = 0.05  # share of zeros by which a sum over many must exceed what it got, or padded rows would count
+_SUBNORMAL = 0.3
 _ROOM = 2.0**10  # what a scaled gradient should stay below in float16, as far from both ends as can be
 
 
@@ -39,7 +41,17 @@ def new_zeros(view: FlowView, node: Node) -> float | None:
     parts = [s for _, s in view.parts(node.key)]
     if not parts or any(s.zero_count is None for s in (*got, *parts)):
         return None
-    return max(0.0, _share(parts) - _share(got))
+    share, before = _share(parts), _share(got)
+    fresh = max(0.0, share - before)
+    if view.kinds[node.key] in SCALING and fresh > _ROWS:  # a sum over many: the zeros that it got don't make any
+        fresh = share
+    return fresh if share == 1 or _subnormal(parts) > _SUBNORMAL else 0.0
+
+
+def _subnormal(statistics: list[Statistics]) -> float:
+    """Share of the non-zero entries that are subnormal: where none is, nothing was too small."""
+    entries = sum(s.numel - (s.zero_count or 0) for s in statistics)
+    return sum(s.subnormal_count or 0 for s in statistics) / entries if entries else 0.0
 
 
 def _share(statistics: list[Statistics]) -> float:

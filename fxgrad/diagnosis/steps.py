@@ -11,7 +11,7 @@ from fxgrad.diagnosis.precision import seeds_of
 from fxgrad.diagnosis.rule import Draft, Evidence, LackingError, listed, number
 from fxgrad.diagnosis.view import FlowView
 from fxgrad.diagnosis.weights import main_weight, scale
-from fxgrad.schema import Finding, ParameterRecord
+from fxgrad.schema import Finding, Node, ParameterRecord
 
 _WINDOW = 100  # flows that a spike is compared with
 _MAD = 1.4826  # makes the median absolute deviation a standard deviation for normal noise
@@ -58,12 +58,13 @@ def _spike(evidence: Evidence, rise: float, score: float, at: int) -> Finding:
     view = evidence.views[at]
     before = evidence.views[max(0, at - _WINDOW) : at]
     jumps = []
-    for node in view.flow.nodes:
-        gain = view.gain(node.key)
-        usual = [g for v in before[-_USUAL:] if node.key in v.nodes and (g := v.gain(node.key))]
+    for one in view.flow.nodes:
+        gain = view.gain(one.key)
+        usual = [g for v in before[-_USUAL:] if one.key in v.nodes and (g := v.gain(one.key))]
         if gain and usual and gain / median(usual) > evidence.thresholds.spike_factor:
-            jumps.append((gain / median(usual), node))
+            jumps.append((gain / median(usual), one))
     factor = math.exp(rise)
+    node: Node | None = None
     message = (
         f"in backward {view.flow.event.backward} the gradient was {number(factor)} times its median (z = {score:.0f})"
     )
@@ -73,7 +74,6 @@ def _spike(evidence: Evidence, rise: float, score: float, at: int) -> Finding:
         message += f"; the gain of {view.source_words(node.key)} rose {number(jump)} times"
         numbers["gain_factor"] = jump
     else:
-        node = None
         message += "; no operation changed its gain: suspect the batch, the labels or the loss"
     mend = "clip the gradient norm, skip or look at this batch, lower the learning rate or warm up longer"
     draft = Draft(evidence, "spike", "warning", message, mend, numbers)

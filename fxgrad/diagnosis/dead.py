@@ -1,15 +1,16 @@
-"""Dead units and exact zeros: who passes nothing back, and whether that is by design."""
+"""Dead units: activations that never fire, and what keeps them from it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from fxgrad.diagnosis.kinds import NORMS, PIECEWISE_CONSTANT, SCALING, WEIGHTED, constant
-from fxgrad.diagnosis.rule import Draft, Evidence, listed, number
+from fxgrad.diagnosis.kinds import NORMS, WEIGHTED, constant
+from fxgrad.diagnosis.rule import Draft, Evidence, number
 from fxgrad.diagnosis.view import FlowView
-from fxgrad.diagnosis.weights import factor, main_weight, scale
-from fxgrad.schema import Finding, Node, ParameterRecord, Severity, Site, Statistics
+from fxgrad.diagnosis.weights import main_weight, scale
+from fxgrad.diagnosis.zeros import silent
+from fxgrad.schema import Finding, Node, Severity, Site, Statistics
 
 _ALONE = 16  # units of which it is no accident that none fires in one step
 _RECTIFY = frozenset({"relu", "relu6", "clamp", "maximum", "hardswish", "hardsigmoid", "gelu", "silu", "mish", "elu"})
@@ -177,155 +178,3 @@ def _dead(evidence: Evidence, node: Node, death: Death, severity: Severity) -> F
     draft = Draft(evidence, "dead", severity, message, mend, numbers)
     path = (node.key, *sorted(view.before(node.key), key=view.order.__getitem__, reverse=True))
     return draft.at(node, units=death.units, path=path if share == 1 else (), affected=silent(view, node.key))
-
-
-# ---- zeros -----------------------------------------------------------------------------------------------------------
-
-
-def silent(view: FlowView, key: str) -> tuple[str, ...]:
-    """The parameters of and before a node whose gradient is exactly zero."""
-    keys = {key} | view.before(key)
-    quiet = (r for r in view.flow.parameters if r.statistics is not None and r.statistics.all_zero)
-    names = [r.name for r in quiet if keys.intersection(view.owners.get(r.name, ()))]
-    return tuple(names)
-
-
-def blockers(view: FlowView) -> list[Node]:
-    """The nodes that got a gradient and send exact zeros to every value, nearest to the loss first."""
-    found = []
-    for node in reversed(view.flow.nodes):
-        parts = view.parts(node.key)
-        if node.op != "output" and view.received(node.key) and parts and all(s.all_zero for _, s in parts):
-            found.append(node)
-    return found
-
-
-def zero(evidence: Evidence) -> Iterator[Finding]:
-    """A node that got a gradient sends back exact zeros, and parameters before it get nothing else.
-
-    Several steps: in each of the recent flows.  Zero by design is no fault: a zero-initialised weight that itself gets
-    a gradient (head, LoRA B, gamma), a gate or mask that was computed from the data (idle expert, padding).
-    """
-    for node in blockers(evidence.view):
-        hit = silent(evidence.view, node.key)
-        if not hit or not all(any(n.key == node.key for n in blockers(view)) for view in evidence.recent):
-            continue
-        found = _judge(evidence, node)
-        if found is not None:
-            severity, culprit, cause, mend = found
-            draft = Draft(
-                evidence, "zero", severity,
-                f"{evidence.view.source_words(culprit.key)} passes nothing back: the gradient of {listed(hit)} is "
-                f"exactly zero; {cause}",
-                mend, {"parameters": len(hit), "received": evidence.view.received(node.key) or 0.0},
-            )  # fmt: skip
-            path = (
-                node.key,
-                *sorted(evidence.view.before(node.key), key=evidence.view.order.__getitem__, reverse=True),
-            )
-            yield draft.at(culprit, path=path, affected=hit)
-
-
-_Verdict = tuple[Severity, Node, str, str]
-
-
-def _judge(evidence: Evidence, node: Node) -> _Verdict | None:
-    """What to say of a node that blocks; None where another rule says it."""
-    view = evidence.view
-    kind = view.kinds[node.key]
-    if kind in PIECEWISE_CONSTANT:
-        return (
-            "error",
-            node,
-            f"the derivative of {kind} is zero everywhere",
-            ("pass the gradient straight through (x + (f(x) - x).detach()), or use a soft version of the operation"),
-        )
-    if kind in {"mul", "div", "matmul"}:
-        return _zero_factor(evidence, node)
-    if kind in SCALING:
-        return _zero_weight(evidence, node)
-    if kind in NORMS:
-        return (
-            "warning",
-            node,
-            "it normalises over single entries, so that its output is constant",
-            ("normalise over a dimension with more than one entry"),
-        )
-    if kind in _RECTIFY or kind in {"softmax", "sigmoid", "tanh"}:
-        activity = view.sites[node.key][0].activity if view.sites[node.key] else None
-        if view.flow.event.values and (kind not in _RECTIFY or (activity is not None and activity.active == 0)):
-            return None  # ``dead`` or ``saturated`` judges it
-    return "info", node, "at these values its derivative is zero", "look at its inputs; this may be one odd batch"
-
-
-def _zero_factor(evidence: Evidence, node: Node) -> _Verdict | None:
-    """A product with something that is zero all over."""
-    view = evidence.view
-    by_design = "info", node, "the other factor is zero all over in this step", (
-        "nothing to mend where this is an idle branch, a gate that is shut or padding"
-    )  # fmt: skip
-    if any(c.number == 0 for c in node.constants if c.argument in {"args[0]", "args[1]", "kwargs['other']"}):
-        return "error", node, "it multiplies by the constant 0", "drop the branch, or give it a factor other than 0"
-    record = factor(view, node.key)
-    if record is not None and record.value is not None and record.value.max_abs == 0:
-        return _of_zero_parameter(evidence, node, record)
-    fixed = [name for name in node.parameters if _zero_buffer(view, name)]
-    for producer in view.producers(node.key):
-        site = next(iter(view.sites[producer]), None)
-        all_zero = site is not None and site.value is not None and bool(site.value.all_zero)
-        if all_zero and not list(view.producers(producer)) and view.nodes[producer].op != "placeholder":
-            fixed.append(producer)
-    if fixed:
-        return (
-            "error",
-            node,
-            f"it multiplies by {fixed[0]}, which is zero all over and never changes",
-            ("check the mask: it shuts the branch off for good"),
-        )
-    return by_design if view.flow.event.values else None
-
-
-def _zero_buffer(view: FlowView, name: str) -> bool:
-    return any(b.name == name and b.value.max_abs == 0 and not b.value.nonfinite for b in view.flow.buffers)
-
-
-def _zero_weight(evidence: Evidence, node: Node) -> _Verdict | None:
-    record = main_weight(evidence.view, node)
-    if record is None or record.value is None:
-        return None
-    if record.value.max_abs == 0:
-        return _of_zero_parameter(evidence, node, record)
-    return None if _half(evidence.view, node) else (
-        "warning", node, "its output gradient is lost in it", "look at the sizes of its weight and of what it receives"
-    )  # fmt: skip
-
-
-def _half(view: FlowView, node: Node) -> bool:
-    """Whether half precision takes part, so that ``underflow`` judges it."""
-    return any(site.dtype in {"float16", "bfloat16"} for site in view.sites[node.key])
-
-
-def _of_zero_parameter(evidence: Evidence, node: Node, record: ParameterRecord) -> _Verdict:
-    """Zero-initialised: no fault where it gets a gradient itself and so will leave zero."""
-    if record.requires_grad and record.statistics is not None and not record.statistics.all_zero:
-        return (
-            "info",
-            node,
-            f"{record.name} is zero and gets a gradient itself, as in a zero-initialised branch or head",
-            ("nothing: after the first step it passes a gradient on"),
-        )
-    view = evidence.view
-    before = sorted(view.before(node.key), key=view.order.__getitem__, reverse=True)
-    zeros = (view.nodes[key] for key in before if _is_zero(view, key))
-    culprit = next(zeros, node)
-    return (
-        "error",
-        culprit,
-        f"{record.name} is zero and gets no gradient either, so that nothing will ever change",
-        ("initialise the weights at random: of two factors in a row only one may begin at zero"),
-    )
-
-
-def _is_zero(view: FlowView, key: str) -> bool:
-    record = main_weight(view, view.nodes[key]) if view.kinds[key] in WEIGHTED else None
-    return record is not None and record.value is not None and record.value.max_abs == 0
