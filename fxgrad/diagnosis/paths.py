@@ -50,6 +50,14 @@ class Path:
 
 def paths(view: FlowView, throttle: float) -> list[Path]:
     """The paths to the first node with a trained parameter, and to others that a chain of weighted nodes leads from."""
+    memo = ("paths", throttle)
+    if memo not in view.memo:
+        view.memo[memo] = list(_paths(view, throttle))
+    found: list[Path] = view.memo[memo]
+    return found
+
+
+def _paths(view: FlowView, throttle: float) -> Iterator[Path]:
     trained = [node.key for node in view.flow.nodes if _takes_gradient(view, node.key)]
     entrances, seen = [], set()
     below: dict[str, bool] = {}  # whether a trained node lies before a node
@@ -59,16 +67,14 @@ def paths(view: FlowView, throttle: float) -> list[Path]:
         below[node.key] = any(below[p] or p in takers for p in before)
         if node.key in takers and not below[node.key]:
             entrances.append(node.key)
-    found = []
     for number_, key in enumerate(entrances):
         way = _towards_loss(view, key)
         weighted = sum(view.kinds[k] in WEIGHTED for k in way if k not in seen)
         if number_ == 0 or weighted >= _CHAIN:
             path = _path(view, way, throttle)
             if path is not None:
-                found.append(path)
+                yield path
         seen.update(way)
-    return found
 
 
 def _takes_gradient(view: FlowView, key: str) -> bool:
@@ -138,6 +144,9 @@ def exploding(evidence: Evidence) -> Iterable[Finding]:
         if level > limits.exploding:
             severity = "error" if level > limits.exploding_error else "warning"
             found = _finding(evidence, path, ("exploding", severity), level)
+            weighted = sum(evidence.view.kinds[step.key] in WEIGHTED for step in path.steps)
+            if not found.evidence["alone"] and level < limits.depth_rate * weighted:
+                continue  # what depth alone does: a residual stream grows a little with every block
             of_zero_rows = found.node is not None and evidence.view.kinds[found.node.key] in _NORMALISES
             yield replace(found, severity="info") if of_zero_rows else found
 
@@ -181,7 +190,7 @@ def _finding(evidence: Evidence, path: Path, what: tuple[str, str], level: float
         message += f", {number(rate)}x per weighted node; {view.kinds[step.key]} operations take most of it"
         mend = _all(rule, view.kinds[step.key])
     draft = Draft(evidence, rule, severity, message, mend, {  # type: ignore[arg-type]
-        "decades": level, "own_decades": step.change, "per_node": rate, "nodes": len(path.steps),
+        "decades": level, "own_decades": step.change, "alone": float(alone), "per_node": rate, "nodes": len(path.steps),
     })  # fmt: skip
     return draft.at(view.nodes[step.key], path=tuple(s.key for s in path.steps), affected=_hit(view, path, level))
 

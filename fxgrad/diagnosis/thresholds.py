@@ -14,6 +14,8 @@ class Thresholds:
         vanishing, vanishing_error: decades that a gradient may lose on its way to the parameters that lie furthest from
             the loss, for a warning and for an error.
         exploding, exploding_error: decades that it may gain.
+        depth_rate: decades per linear or convolution that a chain may gain whatever its length: a deep residual stream
+            grows a little with every block.
         own_drop: decades that one node must lose or gain by itself to be blamed alone.
         scale_break: decades by which one scaling operation may change the gradient.
         throttle: ``rms(weight) * sqrt(fan_in)`` below which a weight is small on purpose (zero-initialised heads,
@@ -46,6 +48,7 @@ class Thresholds:
     vanishing_error: float = 6.0
     exploding: float = 3.0
     exploding_error: float = 5.0
+    depth_rate: float = 0.045
     own_drop: float = 1.0
     scale_break: float = 3.0
     throttle: float = 0.1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
+from typing import Any
 
 from fxgrad.diagnosis.kinds import kind_of
 from fxgrad.schema import Edge, GradientFlow, Node, ParameterRecord, Site, Statistics
@@ -42,6 +43,8 @@ class FlowView:
             self.takes[edge.consumer.key].append(edge)
             self.users[edge.producer].append(edge)
             self.uses.setdefault(edge.producer + edge.output_position, []).append(edge)
+        self.memo: dict[Any, Any] = {}  # of rules: what two of them ask for
+        self._parts: dict[str, list[tuple[Edge, Statistics]]] = {}
         self.parameters = {name: record for record in flow.parameters for name in (record.name, *record.aliases)}
 
     # ---- gradients -------------------------------------------------------------------------------------------
@@ -69,8 +72,11 @@ class FlowView:
 
     def parts(self, key: str) -> list[tuple[Edge, Statistics]]:
         """What a node sends back, by measured use."""
-        found = ((edge, self.part(edge)) for edge in self.takes[key])
-        return [(edge, statistics) for edge, statistics in found if statistics is not None]
+        known = self._parts.get(key)
+        if known is None:
+            found = ((edge, self.part(edge)) for edge in self.takes[key])
+            known = self._parts[key] = [(edge, statistics) for edge, statistics in found if statistics is not None]
+        return known
 
     def sent(self, key: str) -> float | None:
         """l2 norm of all that a node sends back to values; None where some of it was not measured, or it is nothing."""
