@@ -41,7 +41,8 @@ class Forward:
 
         ``given``: its arguments, where they may differ from those written down.
         """
-        if functorch_active():
+        sites = tuple(sites)
+        if max(sites, default=-1) < 0 or functorch_active():
             return
         gate = _gate(calls, number)
         with _unseen():

@@ -157,7 +157,7 @@ def gate_of(calls: Sequence[Call], number: int) -> Gate | None:
     if call.op == "call_module":
         word = _CLASSES.get(call.module_type, "")
     elif call.op in ("call_function", "call_method"):
-        word = call.word.rstrip("_")
+        word = call.word.strip("_")  # F.threshold is called _threshold
     else:
         return None
     if word in ("maximum", "minimum"):
