@@ -34,7 +34,8 @@ def gradient_flow(  # noqa: PLR0913  # the public signature of the design
     loss: Callable[[Any], Tensor] | None = None,
     capture: Capture = "auto",
     statistics: Level = "full",
-    sites: SiteKind = "node",
+    sites: SiteKind | None = None,
+    forward: bool | None = None,
 ) -> GradientFlow:
     """One forward and one backward pass of ``model``, and the gradient at every intermediate value.
 
@@ -51,7 +52,9 @@ def gradient_flow(  # noqa: PLR0913  # the public signature of the design
             ``torch.compile`` makes, at level ``norm``.
         statistics: ``"full"``, ``"norm"`` or ``"histogram"``.
         sites: ``"node"``, the total gradient of each value; ``"edge"``, also the part that each consumer of a value
-            sends back (in ``flow.edges``).
+            sends back (in ``flow.edges``).  None: ``"edge"``, but ``"node"`` with ``capture="dynamo"``.
+        forward: whether the values themselves are measured too, in the forward pass: ``site.value``,
+            ``site.activity``, ``parameter.value``, ``flow.buffers``.  None: where ``statistics`` is not ``"norm"``.
 
     Raises:
         ModelError: the model or the loss raised, or there is nothing to differentiate.
@@ -60,10 +63,13 @@ def gradient_flow(  # noqa: PLR0913  # the public signature of the design
         CaptureError: the front end that was asked for cannot capture the model.
         WatchError: ``model`` is not a module or is scripted.
     """
-    _check_options(capture, statistics, sites)
+    sites = sites or ("node" if capture == "dynamo" else "edge")
+    if forward is None:
+        forward = statistics != "norm" and capture != "dynamo"
+    _check_options(capture, statistics, sites, forward)
     if capture == "dynamo":
-        _only_norm(statistics, sites, "capture='dynamo'")
-    return _measured(model, args, kwargs, loss, Options(statistics, capture, sites))
+        _only_norm(statistics, sites, "capture='dynamo'", forward=forward)
+    return _measured(model, args, kwargs, loss, Options(statistics, capture, sites, forward))
 
 
 def _measured(
@@ -92,9 +98,9 @@ def _measured(
             watch.remove()
 
 
-def watch(
+def watch(  # noqa: PLR0913  # the public signature of the design
     model: nn.Module, *, every: int = 1, statistics: Level = "norm", sites: SiteKind = "node",
-    capture: Capture = "auto",
+    capture: Capture = "auto", forward: bool = False,
 ) -> Watch:  # fmt: skip
     """Observe the gradients of ``model`` in place, while the training loop stays as it is.
 
@@ -106,6 +112,8 @@ def watch(
             sends back (in ``flow.edges``).
         capture: ``"auto"`` observes the first step under ``eager`` and then runs the symbolic graph where that
             agrees with what eager recorded; ``"eager"`` or ``"symbolic"`` to insist.
+        forward: whether the values themselves are measured too, in the forward pass: ``site.value``,
+            ``site.activity``, ``parameter.value``, ``flow.buffers``.
 
     Returns:
         A handle and context manager with ``flow()``, ``history`` and ``remove()``.
@@ -115,7 +123,7 @@ def watch(
         OptionError: an option has an unknown value.
         CaptureError: ``symbolic`` was asked for and the model cannot be traced (raised by the model's first call).
     """
-    _check_options(capture, statistics, sites)
+    _check_options(capture, statistics, sites, forward)
     if capture == "dynamo":
         message = (
             "capture='dynamo' watches no model in place: use torch.compile(model, backend='fxgrad') and "
@@ -125,12 +133,12 @@ def watch(
     if isinstance(every, bool) or not isinstance(every, int) or every < 1:
         message = f"every must be a whole number of at least 1, but is {every!r}"
         raise OptionError(message)
-    return Watch(model, Options(statistics, capture, sites), every=every)
+    return Watch(model, Options(statistics, capture, sites, forward), every=every)
 
 
-def instrument(
+def instrument(  # noqa: PLR0913  # the public signature of the design
     model: nn.Module, *, engine: Literal["hook", "function"] = "hook", sites: SiteKind = "node",
-    statistics: Level = "norm", capture: Literal["auto", "symbolic"] = "auto",
+    statistics: Level = "norm", capture: Literal["auto", "symbolic"] = "auto", forward: bool = False,
 ) -> Instrumented | Compilable:  # fmt: skip
     """The pass as a module: an ``fx.GraphModule`` with a probe behind every value, sharing the model's parameters.
 
@@ -142,6 +150,8 @@ def instrument(
             sends back (in ``flow.edges``).
         statistics: ``"norm"``, ``"full"`` or ``"histogram"``.
         capture: ``"auto"`` checks the graph against the model's own run at the first call, ``"symbolic"`` trusts it.
+        forward: whether the values themselves are measured too, in the forward pass: ``site.value``,
+            ``site.activity``, ``parameter.value``, ``flow.buffers``.  With ``engine="hook"`` only.
 
     Returns:
         The graph module; ``flow()`` and ``history`` as on a watch.
@@ -151,7 +161,7 @@ def instrument(
         WatchError: not a module, compiled, scripted or watched already.
         OptionError: an option has an unknown value.
     """
-    _check_options(capture, statistics, sites)
+    _check_options(capture, statistics, sites, forward)
     if engine not in ("hook", "function"):
         message = f"engine={engine!r} is not known; it is 'hook' or 'function'"
         raise OptionError(message)
@@ -159,11 +169,11 @@ def instrument(
         message = f"capture={capture!r} makes no graph module: use fxgrad.watch, or capture='auto' or 'symbolic'"
         raise OptionError(message)
     if engine == "function":
-        _only_norm(statistics, sites, "engine='function'")
+        _only_norm(statistics, sites, "engine='function'", forward=forward)
         from fxgrad.compilable import Compilable
 
         return Compilable(model, capture)
-    return Instrumented(model, Options(statistics, capture, sites))
+    return Instrumented(model, Options(statistics, capture, sites, forward))
 
 
 def rewrite(
@@ -198,11 +208,12 @@ def rewrite(
     return Rewrite(model, rules, capture=capture, audit=audit)
 
 
-def _check_options(capture: str, statistics: str, sites: str) -> None:
+def _check_options(capture: str, statistics: str, sites: str, forward: object = False) -> None:  # noqa: FBT002  # not a flag yet
     allowed = {
         "capture": (capture, ("auto", "symbolic", "eager", "dynamo")),
         "statistics": (statistics, ("norm", "full", "histogram")),
         "sites": (sites, ("node", "edge")),
+        "forward": (forward, (False, True)),
     }
     for name, (value, values) in allowed.items():
         if value not in values:
@@ -210,12 +221,15 @@ def _check_options(capture: str, statistics: str, sites: str) -> None:
             raise OptionError(message)
 
 
-def _only_norm(statistics: str, sites: str, what: str) -> None:
+def _only_norm(statistics: str, sites: str, what: str, *, forward: bool) -> None:
     if sites != "node":
         message = f"{what} measures sites='node' only, but was asked for {sites!r}"
         raise OptionError(message)
     if statistics != "norm":
         message = f"{what} knows statistics='norm' only, but was asked for {statistics!r}: only sums go through a slot"
+        raise OptionError(message)
+    if forward:
+        message = f"{what} takes no forward=True: it measures no values in the forward pass"
         raise OptionError(message)
 
 

@@ -10,11 +10,12 @@ from torch import Tensor
 
 from fxgrad.capture.captured import ParameterRef, Plan, Ref, SiteSpec
 from fxgrad.capture.names import dtype_word
-from fxgrad.record.reading import read_statistics
+from fxgrad.record.reading import Measured, read_event
 from fxgrad.record.recorder import Kept
 from fxgrad.schema import (
     REASONS,
     BlindSpot,
+    BufferRecord,
     CaptureReport,
     Consumer,
     Edge,
@@ -39,31 +40,41 @@ def assemble(kept: Kept, loss: str, level: Level) -> GradientFlow:
     plan: Plan = recording.plan
     parameters: list[tuple[int, tuple[str, ...], Tensor]] = recording.parameters
     frozen_names = {name for _, names, parameter in parameters if not parameter.requires_grad for name in names}
-    found, of_parameters = read_statistics(kept, kept.parameters)
-    sites = _Sites(plan, recording, kept, found, frozen_names)
+    forward = recording.values
+    measured = read_event(kept, None if forward is None else forward.taken)
+    sites = _Sites(plan, recording, kept, measured, frozen_names)
     report: CaptureReport = recording.report
     return GradientFlow(
         nodes=plan.nodes,
         sites=tuple(sites.site(number, spec) for number, spec in enumerate(plan.sites)),
         edges=plan.edges if recording.edges is None else sites.edges(),
-        parameters=_parameters(kept, parameters, of_parameters),
+        parameters=_parameters(kept, parameters, measured),
         blind_spots=(*sites.blind_spots(), *sites.blind_edges()),
         calls=plan.module_calls,
         capture=report,
-        event=EventInfo(kept.event, recording.number, loss, level, "node" if recording.edges is None else "edge"),
+        event=EventInfo(
+            kept.event,
+            recording.number,
+            loss,
+            level,
+            "node" if recording.edges is None else "edge",
+            values=forward is not None,
+            accumulating=recording.accumulating,
+        ),
+        buffers=() if forward is None else _buffers(forward.buffers, measured.state[len(parameters) :]),
     )
 
 
 class _Sites:
     """Sites and blind spots of one recording."""
 
-    def __init__(
-        self, plan: Plan, recording: Any, kept: Kept, found: list[Statistics | None], frozen: set[str]
-    ) -> None:
+    def __init__(self, plan: Plan, recording: Any, kept: Kept, measured: Measured, frozen: set[str]) -> None:
         self.plan = plan
         self.recording = recording
         self.kept = kept
-        self.found = found
+        self.found = measured.sites
+        self.values = dict(enumerate(measured.values))
+        self.activity = measured.activity
         self.frozen = frozen
         self.number = plan.site_numbers
         self.planned = recording.planned
@@ -114,6 +125,8 @@ class _Sites:
             statistics=self.statistics(number),
             derived_from=None if source is None else self.plan.site_id(source),
             rewritten=self._rewritten(number),
+            value=self.values.get(number),
+            activity=self.activity.get(number),
         )
 
     def _rewritten(self, number: int) -> Rewritten | None:
@@ -274,11 +287,11 @@ class _Sites:
 
 
 def _parameters(
-    kept: Kept, parameters: Sequence[tuple[int, tuple[str, ...], Tensor]], found: list[Statistics | None]
+    kept: Kept, parameters: Sequence[tuple[int, tuple[str, ...], Tensor]], measured: Measured
 ) -> tuple[ParameterRecord, ...]:
-    own = kept.parameters
+    own, found, values = kept.parameters, measured.parameters, dict(enumerate(measured.state))
     records = []
-    for number, names, parameter in parameters:
+    for place, (number, names, parameter) in enumerate(parameters):
         statistics = found[number] if number < len(found) else None
         reason: Reason | None = None
         if statistics is None:
@@ -288,5 +301,14 @@ def _parameters(
         records.append(ParameterRecord(
             name=names[0], aliases=names[1:], shape=tuple(parameter.shape), dtype=dtype_word(parameter.dtype),
             device=str(parameter.device), requires_grad=parameter.requires_grad, statistics=statistics, reason=reason,
+            value=values.get(place),
         ))  # fmt: skip
     return tuple(records)
+
+
+def _buffers(buffers: Sequence[tuple[str, Tensor]], values: Sequence[Statistics | None]) -> tuple[BufferRecord, ...]:
+    return tuple(
+        BufferRecord(name, tuple(buffer.shape), dtype_word(buffer.dtype), str(buffer.device), value)
+        for (name, buffer), value in zip(buffers, values, strict=False)
+        if value is not None
+    )

@@ -36,9 +36,9 @@ class Symbolic:
     function: Callable[..., Any] | None = None
     graph: fx.Graph | None = None
 
-    def complete(self, plan: Plan, numbers: Mapping[fx.Node, int]) -> None:
-        """Put the probes in, now that it is known what each node returns."""
-        table = plan.probe_table
+    def complete(self, plan: Plan, numbers: Mapping[fx.Node, int], *, values: bool = False) -> None:
+        """Put the probes in, now that it is known what each node returns; ``values``: they look at values too."""
+        table = plan.site_table if values else plan.probe_table
         wanted = {node: n for node, n in numbers.items() if any(site >= 0 for site in table[n])}
         self.graph = insert_probes(self.trace.graph, wanted)
         self.function = compiled(self.graph)
@@ -79,6 +79,7 @@ class Chooser:
         self.forward = forward
         self.capture = capture
         self.one_shot = False
+        self.values = False  # whether probes look at values too
         self._ready: list[Symbolic] = []
         self._candidate: tuple[Any, Plan] | None = None
         self._captures = 0
@@ -181,7 +182,7 @@ class Chooser:
     ) -> Symbolic:
         self._captures += 1
         made = Symbolic(self._trace(args, kwargs, names), key)
-        made.complete(plan, agree(made.trace, plan))
+        made.complete(plan, agree(made.trace, plan), values=self.values)
         calls = len(plan.calls) - 1
         self._reason = f"the trace makes the same {calls} calls, with the same constants, as the model's own run"
         return self._keep(made)

@@ -101,7 +101,11 @@ def run(
     ] = None,
     capture: Annotated[Literal["auto", "symbolic", "eager"], typer.Option(help="Front end.")] = "auto",
     statistics: Annotated[Level, typer.Option(help="Statistics of each gradient.")] = "full",
-    sites: Annotated[SiteKind, typer.Option(help="edge: also the part that each use of a value sends back.")] = "node",
+    sites: Annotated[SiteKind, typer.Option(help="edge: also the part that each use of a value sends back.")] = "edge",
+    forward: Annotated[
+        bool | None,
+        typer.Option("--forward/--no-forward", help="Measure the values themselves too. Without it: unless norm."),
+    ] = None,
     norm: Norm = "l2_norm",
     depth: Depth = None,
     seed: Annotated[int, typer.Option(help="Of parameters, inputs and targets.")] = 0,
@@ -117,7 +121,10 @@ def run(
         with _working(f"Running {target}"):
             from fxgrad.command.measure import Request, measure
 
-            flow = measure(Request(target, keywords or [], inputs or [], loss, train, capture, statistics, sites, seed))
+            request = Request(
+                target, keywords or [], inputs or [], loss, train, capture, statistics, sites, seed, forward
+            )
+            flow = measure(request)
         _present(flow, output or [], View(norm, depth), quiet=quiet)
 
 

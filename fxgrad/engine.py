@@ -20,6 +20,7 @@ from fxgrad.capture.learning import LearningRun
 from fxgrad.capture.modules import ModuleMap
 from fxgrad.choice import Chooser, Symbolic
 from fxgrad.errors import NoFlowError
+from fxgrad.forward import accumulating, begin
 from fxgrad.instrumentation.edges import EdgeNotes, hook_edges
 from fxgrad.instrumentation.leaves import LeafHook
 from fxgrad.instrumentation.plan import ProbePlan, plan_probes
@@ -27,6 +28,7 @@ from fxgrad.instrumentation.probe import current, put
 from fxgrad.instrumentation.recording import Recording
 from fxgrad.leaves import LeafHooks
 from fxgrad.record.recorder import Kept, Recorder
+from fxgrad.record.values import ValueRecorder
 from fxgrad.rewriting.apply import NodeRules, rules_of
 from fxgrad.schema import GradientFlow, Level, SiteKind, Statistics
 from fxgrad.structure import tensors_in
@@ -78,11 +80,13 @@ class Options:
         level: statistics level.
         capture: ``"auto"``, ``"symbolic"`` or ``"eager"``.
         sites: ``"edge"`` to measure the part of each consumer of a value as well.
+        forward: whether the values themselves are measured, in the forward pass.
     """
 
     level: Level = "norm"
     capture: str = "auto"
     sites: SiteKind = "node"
+    forward: bool = False
 
 
 class Engine:
@@ -106,6 +110,8 @@ class Engine:
         self._names = positional_names(forward)
         self._previous: Plan | None = None
         self.chooser = Chooser(model, self.modules, forward, options.capture)
+        self.chooser.values = options.forward
+        self._values = ValueRecorder(options.level) if options.forward else None
         self.may_plan = True  # False: every site gets a probe of its own
         self._live: weakref.WeakSet[Recording] = weakref.WeakSet()  # a freed autograd graph takes its recording along
         self._flows: dict[int, GradientFlow] = {}
@@ -133,6 +139,8 @@ class Engine:
             recording.rewriting.settle()
         if recording.edges is not None:
             hook_edges(recording)
+        if recording.values is not None:
+            recording.values.finish()
         recording.report = self.chooser.report()
         if observe:
             self._live.add(recording)
@@ -148,6 +156,8 @@ class Engine:
         if observe:
             recording.parameters = self.parameters.refresh(self.modules.parameters)
             recording.edges = EdgeNotes(None) if self.options.sites == "edge" else None
+            recording.accumulating = accumulating(recording.parameters)
+            recording.values = begin(self._values, self.modules)
         if rules is not None:
             recording.rewriting = rules.begin(recording, observing=observe)
         return recording
@@ -176,7 +186,7 @@ class Engine:
                 run = LearningRun(self.modules, recording, first.put, None)
                 result, numbers = run.run_trace(ready.trace, args, kwargs, self._names)
                 first.retire(recording)
-                ready.complete(recording.plan, numbers)
+                ready.complete(recording.plan, numbers, values=self.options.forward)
                 return result
             if recording.edges is not None:
                 recording.edges = EdgeNotes(ready.plan.beside_edges)

@@ -54,8 +54,14 @@ def functorch_active() -> bool:
 
 
 def version_of(tensor: Tensor) -> int:
-    """How often the memory of ``tensor`` was changed in place (``Tensor._version``, shared with its views)."""
-    return tensor._version  # noqa: SLF001
+    """How often the memory of ``tensor`` was changed in place (``Tensor._version``, shared with its views).
+
+    An inference tensor does not count; its version is 0.
+    """
+    try:
+        return tensor._version  # noqa: SLF001
+    except RuntimeError:
+        return 0
 
 
 def base_of(tensor: Tensor) -> Tensor | None:

@@ -63,7 +63,7 @@ class Call:
     each output, the value whose very tensor object was returned again (in-place ops, identities).  ``bases``: for each
     output that is a view, the value that it is a view of.  ``changed``: values that the call changed in place.
     ``hooked``: a leaf module with hooks of its own.  ``settings`` and ``owned``: the settings of a leaf module, and the
-    names of its parameters and buffers.
+    names of its parameters and buffers.  ``gate``: what kind of activation it is, False: not asked yet.
     """
 
     op: str
@@ -86,6 +86,7 @@ class Call:
     hooked: bool = False
     settings: tuple[Constant, ...] = ()
     owned: tuple[str, ...] = ()
+    gate: Any = False
 
     def uses(self) -> Iterator[tuple[str, Ref]]:
         """Every value that the call takes, with its argument path."""
@@ -220,6 +221,14 @@ class Plan:
         return [
             tuple(-1 if (ref := Ref(n, out.position)) in self.lost else numbers.get(ref, -1) for out in call.outputs)
             for n, call in enumerate(self.calls)
+        ]
+
+    @cached_property
+    def site_table(self) -> list[tuple[int, ...]]:
+        """By call: the site number of each tensor that it returns, -1 for one that is no site."""
+        numbers = self.site_numbers
+        return [
+            tuple(numbers.get(Ref(n, out.position), -1) for out in call.outputs) for n, call in enumerate(self.calls)
         ]
 
     def replan(self) -> None:

@@ -18,17 +18,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.overrides import TorchFunctionMode
 
 from fxgrad.capture.calls import frozen, function_word, fx_op, leaf_facts, named_arguments, same_call
-from fxgrad.capture.captured import (
-    Call,
-    ModuleSpan,
-    Opaque,
-    Output,
-    ParameterRef,
-    Plan,
-    Ref,
-    constant,
-    describe_output,
-)
+from fxgrad.capture.captured import Call, ModuleSpan, Opaque, Output, ParameterRef, Plan, Ref, constant, describe_output
 from fxgrad.capture.modules import ModuleMap, Place
 from fxgrad.capture.names import METADATA, source_line
 from fxgrad.capture.recomputation import Recomputation, is_recomputed
@@ -249,6 +239,8 @@ class Session(TorchFunctionMode):
         self.hidden |= old.hooked  # a hook or forward of its own may use any value that it kept
         self.calls.append(old)
         self._first_sites.append(self._sites)
+        if self.recording.values is not None:
+            self.recording.values.called(self.calls, found, self._sites, (args, kwargs))
         for output, (position, tensor) in zip(old.outputs, found, strict=True):
             self._bind(Ref(number, position), tensor, output)
 

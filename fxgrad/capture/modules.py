@@ -34,6 +34,7 @@ class ModuleMap:
         self.places: dict[int, Place] = {}
         self.tensors: dict[int, str] = {}
         self.parameters: list[tuple[tuple[str, ...], Tensor]] = []
+        self.buffers: list[tuple[str, Tensor]] = []
         self._structure: list[tuple[dict[str, Any], tuple[Any, ...]]] = []
         self._build()
 
@@ -50,7 +51,8 @@ class ModuleMap:
             names.setdefault(id(parameter), []).append(name)
             values[id(parameter)] = parameter
             self.tensors.setdefault(id(parameter), name)
-        for name, buffer in self.root.named_buffers():
+        self.buffers = list(self.root.named_buffers())
+        for name, buffer in self.buffers:
             self.tensors.setdefault(id(buffer), name)
             values[id(buffer)] = buffer
         self._alive = values  # ids stay theirs as long as the tensors live

@@ -43,6 +43,7 @@ class _Replay:
         self.plan: Any = None
         self.planned: Any = None
         self.edges: Any = None
+        self.values: Any = None
 
 
 class Recomputation:

@@ -29,7 +29,7 @@ class Request:
         inputs: see ``inputs``.
         loss: see ``losses``; None for the model's own, or a random direction.
         training: the mode to put the model into, None to leave it as it comes.
-        capture, statistics, sites: as of ``fxgrad.gradient_flow``.
+        capture, statistics, sites, forward: as of ``fxgrad.gradient_flow``.
         seed: of everything random: the model's parameters, its inputs, targets of the loss, dropout.
     """
 
@@ -42,6 +42,7 @@ class Request:
     statistics: Level
     sites: SiteKind
     seed: int
+    forward: bool | None = None
 
 
 def measure(request: Request) -> GradientFlow:
@@ -67,6 +68,7 @@ def measure(request: Request) -> GradientFlow:
         capture=request.capture,
         statistics=request.statistics,
         sites=request.sites,
+        forward=request.forward,
     )
 
 

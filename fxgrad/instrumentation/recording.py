@@ -35,12 +35,14 @@ class Recording:
         edges: where values are in the autograd graph; None where edges are not measured.
         rewriting: the rewrite rules of this call, which then put the hooks; None without rules.
         partial: gives the graph of the calls so far, while the model's own Python runs.
+        values: measures the values in the forward pass; None where they are not asked for.
+        accumulating: whether a parameter had a gradient when the forward began; None where unknown.
     """
 
     __slots__ = (
-        "__weakref__", "computed", "differentiated", "edges", "escalated", "expected", "leaves", "not_required",
-        "number", "parameters", "part", "partial", "plan", "planned", "report", "rewriting", "shapes", "sink", "table",
-        "task", "untold",
+        "__weakref__", "accumulating", "computed", "differentiated", "edges", "escalated", "expected", "leaves",
+        "not_required", "number", "parameters", "part", "partial", "plan", "planned", "report", "rewriting", "shapes",
+        "sink", "table", "task", "untold", "values",
     )  # fmt: skip
 
     def __init__(self, sink: Any, number: int, expected: int) -> None:
@@ -62,6 +64,8 @@ class Recording:
         self.rewriting: Any = None
         self.partial: Any = None
         self.edges: EdgeNotes | None = None
+        self.values: Any = None
+        self.accumulating: bool | None = None
         self.use(NO_PLAN)
 
     def use(self, probes: ProbePlan) -> None:
@@ -91,6 +95,9 @@ class Recording:
     def probe(self, value: Any, call: int) -> None:
         """Put hooks on the tensors that call number ``call`` returned."""
         sites = self.table[call]
+        if self.values is not None:
+            tensors = [tensor for _, tensor in tensors_in(value)]
+            self.values.returned(self.plan.calls, call, tensors, self.plan.site_table[call])
         if isinstance(value, Tensor):
             self._tensor(value, sites[0])
             return

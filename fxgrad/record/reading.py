@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,7 +12,8 @@ from fxgrad.record.recorder import Kept
 from fxgrad.record.slots import Reading
 from fxgrad.record.staging import WIDTH, Batch
 from fxgrad.record.statistics import ZERO_COUNT, from_full, from_norm, merged_rows
-from fxgrad.schema import Statistics
+from fxgrad.record.values import ForwardValues, Units
+from fxgrad.schema import Activity, Statistics
 
 _Rows = dict[tuple[int, Any], Any]
 
@@ -21,13 +22,45 @@ def _place(part: Kept, key: Any) -> tuple[int, Any]:
     return (0 if isinstance(key, Batch) else id(part)), key
 
 
-def read_statistics(*parts: Kept | None) -> list[list[Statistics | None]]:
-    """Statistics by site number, for each part: one copy to the host per device."""
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What was measured of one backward event and of its forward call, on the host; lists by number.
+
+    Attributes:
+        sites, parameters: of the gradients.
+        values, state: of the values at the sites; of the parameters and, behind them, the buffers.
+        activity: by site.
+    """
+
+    sites: list[Statistics | None]
+    parameters: list[Statistics | None]
+    values: list[Statistics | None]
+    state: list[Statistics | None]
+    activity: dict[int, Activity]
+
+
+def read_event(kept: Kept, forward: ForwardValues | None) -> Measured:
+    """All that was measured: one copy to the host per device."""
+    parts = [kept, kept.parameters, *((forward.sites, forward.state) if forward is not None else (None, None))]
+    rows = _rows(parts)
+    sites, parameters, values, state = ([] if part is None else _read(part, rows) for part in parts)
+    measured = Measured(sites, parameters, values, state, {})
+    if forward is not None and forward.sites is not None:
+        for site, units in forward.units.items():
+            measured.activity[site] = _activity(rows[_place(forward.sites, ("units", site))], units)
+    return measured
+
+
+def _activity(counts: Sequence[float], units: Units) -> Activity:
+    never = tuple(unit for unit, count in enumerate(counts) if not count) if units.samples else ()
+    return Activity(units.axis, len(counts), units.samples, never, int(sum(counts)))
+
+
+def _rows(parts: Sequence[Kept | None]) -> _Rows:
     kept = [part for part in parts if part is not None]
     for part in kept:
         part.settle()
-    rows = _on_host(kept)
-    return [[] if part is None else _read(part, rows) for part in parts]
+    return _on_host(kept)
 
 
 def _read(part: Kept, rows: _Rows) -> list[Statistics | None]:

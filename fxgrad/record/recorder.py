@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor
 
+from fxgrad.record.full import is_staged, write_full
 from fxgrad.record.histogram import write_histogram
 from fxgrad.record.hooks import FullHook, Hook, norm_of_float32, norm_of_half, write_fast
 from fxgrad.record.kernels import kernels
 from fxgrad.record.slots import BufferKey, Kind, Reading, Slots
-from fxgrad.record.staging import LARGEST, STAGED, Batch, Page
-from fxgrad.record.statistics import ZERO_COUNT, accumulator, dense, dottable, scaled, write_norm, write_square
+from fxgrad.record.staging import Batch, Page
+from fxgrad.record.statistics import accumulator, dense, dottable, write_norm, write_square
 from fxgrad.torch_private import at_end_of_backward, current_backward, functorch_active
 
 if TYPE_CHECKING:
@@ -96,11 +97,14 @@ class BackwardEvent:
 
 @dataclass(slots=True, eq=False)
 class Kept:
-    """A finished part: a copy of its slots on the device, small, to be read when somebody asks."""
+    """A finished part: a copy of its slots on the device, small, to be read when somebody asks.
+
+    ``buffers`` by ``BufferKey`` or ``Batch``.
+    """
 
     recording: Any
     event: int
-    buffers: dict[BufferKey | Batch, Tensor]
+    buffers: dict[Any, Tensor]
     readings: list[Reading | None]
     failures: dict[int, str]
     usual: BufferKey | None
@@ -184,21 +188,9 @@ class Recorder:
         return key, gradient.shape, gradient.numel(), index
 
     def _write_full(self, part: Part, owner: Owner, index: int, gradient: Tensor, *, quick: bool) -> Reading:
-        if (
-            gradient.dtype in STAGED
-            and gradient.numel() <= LARGEST
-            and gradient.device.type == "cpu"
-            and gradient.layout is torch.strided
-            and type(gradient) is Tensor
-        ):
+        if is_staged(gradient):
             return self._page(part, gradient.dtype, quick=quick).put(gradient)
-        values = gradient if gradient.layout is torch.strided else dense(gradient)
-        key: BufferKey = (values.device, "full64" if scaled(values.dtype) else "full")
-        slot = part.slots.views(key, max(index + 1, owner.expected))[index]
-        slot.copy_(kernels.whole(values))
-        if values is not gradient:  # what is not stored is zero
-            slot[ZERO_COUNT] += gradient.numel() - values.numel()
-        return key, gradient.shape, gradient.numel(), index
+        return write_full(gradient, part.slots, index, max(index + 1, owner.expected))
 
     @staticmethod
     def _write_histogram(part: Part, owner: Owner, index: int, gradient: Tensor) -> None:

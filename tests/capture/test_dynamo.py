@@ -88,7 +88,7 @@ def test_graph_breaks_are_joined(inner: str) -> None:
     for _ in range(2):
         call(x).sum().backward()
     flow = fxgrad.flow_of(call)
-    eager = fxgrad.gradient_flow(model, x, loss=torch.sum, capture="eager")
+    eager = fxgrad.gradient_flow(model, x, loss=torch.sum, capture="eager", sites="node")
     assert [s.id for s in flow.sites] == [s.id for s in eager.sites]
     assert {s.id: s.l2_norm for s in flow.sites} == {
         s.id: s.l2_norm if s.l2_norm is None else pytest.approx(s.l2_norm) for s in eager.sites
@@ -212,6 +212,8 @@ def test_options() -> None:
     model = nn.Linear(2, 2)
     with pytest.raises(OptionError, match="flow_of"):
         fxgrad.watch(model, capture="dynamo")
+    with pytest.raises(OptionError, match="takes no forward=True"):
+        fxgrad.gradient_flow(model, torch.ones(1, 2), capture="dynamo", statistics="norm", forward=True)
     with pytest.raises(OptionError, match="only sums"):
         fxgrad.gradient_flow(model, torch.ones(1, 2), capture="dynamo")
     with pytest.raises(OptionError, match="inner"):

@@ -188,9 +188,14 @@ def test_a_value_with_one_use_sends_all_of_it() -> None:
 
 
 def test_without_asking_no_edge_is_measured() -> None:
-    flow = fxgrad.gradient_flow(Residual(inplace=False), torch.randn(3, 4))
-    assert not any(edge.measured for edge in flow.edges)
-    assert flow.event.sites == "node"
+    model, x = Residual(inplace=False), torch.randn(3, 4)
+    with fxgrad.watch(model) as watch:
+        model(x).sum().backward()
+        watched = watch.flow()
+    for flow in (watched, fxgrad.gradient_flow(model, x, sites="node")):
+        assert not any(edge.measured for edge in flow.edges)
+        assert flow.event.sites == "node"
+    assert fxgrad.gradient_flow(model, x).event.sites == "edge"
 
 
 # ---- the parts add up, and nothing changes -------------------------------------------------------------------------

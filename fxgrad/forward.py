@@ -1,0 +1,117 @@
+"""What is measured while a forward call runs: its values, and which units of its activations are active."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fxgrad.capture.activations import Gate, gate_of
+from fxgrad.capture.captured import Call
+from fxgrad.capture.modules import ModuleMap
+from fxgrad.record.values import ForwardValues, Units, ValueRecorder
+from fxgrad.torch_private import functorch_active, under_a_mode, without_torch_function
+
+
+class Forward:
+    """Measures the values of one forward call.  Nothing here raises, and nothing that it does can be seen.
+
+    Args:
+        taken: where the statistics go.
+        modules: of the model, whose forward begins now.
+
+    Attributes:
+        buffers: the floating and complex ones, which stand behind the parameters in ``taken.state``.
+    """
+
+    def __init__(self, taken: ForwardValues, modules: ModuleMap) -> None:
+        self.taken = taken
+        self.root = modules.root
+        self.buffers = [(name, b) for name, b in modules.buffers if b.is_floating_point() or b.is_complex()]
+        taken.take_state([parameter for _, parameter in modules.parameters] + [buffer for _, buffer in self.buffers])
+
+    def returned(
+        self, calls: Sequence[Call], number: int, tensors: Iterable[Tensor], sites: Iterable[int],
+        given: tuple[Any, Any] | None = None,
+    ) -> None:  # fmt: skip
+        """Call ``number`` returned ``tensors``, whose sites are ``sites`` (-1: none).
+
+        ``given``: its arguments, where they may differ from those written down.
+        """
+        sites = tuple(sites)
+        if max(sites, default=-1) < 0 or functorch_active():
+            return
+        gate = _gate(calls, number)
+        with _unseen():
+            for tensor, site in zip(tensors, sites, strict=False):
+                if site < 0:
+                    continue
+                self.taken.take(site, tensor)
+                if gate is not None:
+                    with contextlib.suppress(Exception):  # whatever a strange tensor cannot do
+                        self._count(gate, tensor, site, given)
+
+    def called(
+        self, calls: Sequence[Call], found: Sequence[tuple[str, Tensor]], first: int, given: tuple[Any, Any]
+    ) -> None:
+        """The latest call returned these tensors; ``first`` is the site of the first that has one."""
+        sites = []
+        for output in calls[-1].outputs:
+            sites.append(first if output.differentiable else -1)
+            first += output.differentiable
+        self.returned(calls, len(calls) - 1, [tensor for _, tensor in found], sites, given)
+
+    def _count(self, gate: Gate, tensor: Tensor, site: int, given: tuple[Any, Any] | None) -> None:
+        value = tensor.detach()
+        if not value.ndim or value.is_complex() or value.is_meta or value.layout is not torch.strided:
+            return
+        inactive = gate.inactive(value, given, self.root)
+        if inactive is None:
+            return
+        axis = gate.dimension(value)
+        others = [n for n in range(value.ndim) if n != axis]
+        samples = value.numel() // value.shape[axis] if value.shape[axis] else 0
+        counts = samples - (inactive.sum(others, dtype=torch.int32) if others else inactive.to(torch.int32))
+        self.taken.units[site] = Units(counts, axis, samples)
+
+    def finish(self) -> None:
+        """The forward has returned."""
+        with _unseen():
+            self.taken.finish()
+
+
+def begin(recorder: ValueRecorder | None, modules: ModuleMap) -> Forward | None:
+    """A forward call begins, whose values are measured; None where they are not asked for or have no numbers."""
+    if recorder is None:
+        return None
+    with _unseen():
+        if under_a_mode() and type(torch.empty(0)) is not Tensor:  # fake tensors: our memory would be fake as well
+            return None
+        return Forward(recorder.begin(), modules)
+
+
+def accumulating(parameters: Sequence[tuple[int, tuple[str, ...], Tensor]]) -> bool:
+    """Whether a parameter that requires a gradient has one already."""
+    with without_torch_function():
+        return any(parameter.grad is not None for _, _, parameter in parameters if parameter.requires_grad)
+
+
+def _gate(calls: Sequence[Call], number: int) -> Gate | None:
+    """The gate of a call, found once."""
+    call = calls[number]
+    if call.gate is False:
+        call.gate = gate_of(calls, number)
+    gate: Gate | None = call.gate
+    return gate
+
+
+@contextlib.contextmanager
+def _unseen() -> Any:
+    """Where our own calls are recorded by nobody: neither by autograd nor by a mode or class for torch functions."""
+    with without_torch_function():  # first, since switching the others is seen by a mode
+        inside = torch.is_inference_mode_enabled()  # where memory of ours could not be written to again outside
+        with torch.inference_mode(mode=False) if inside else contextlib.nullcontext(), torch.no_grad():
+            yield

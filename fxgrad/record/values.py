@@ -1,0 +1,171 @@
+"""Statistics of the values themselves: what a forward call's nodes returned, its parameters and its buffers.
+
+The same reductions and the same memory as for gradients: small values are staged in pages, larger ones are reduced
+into preallocated slots.  Nothing is copied to the host, and no value is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fxgrad.record.full import is_staged, write_full
+from fxgrad.record.histogram import write_histogram
+from fxgrad.record.kernels import kernels
+from fxgrad.record.recorder import Kept
+from fxgrad.record.slots import BufferKey, Reading, Slots
+from fxgrad.record.staging import Batch, Page
+from fxgrad.record.statistics import dense
+from fxgrad.schema import Level
+
+
+class Units(NamedTuple):
+    """The active entries of an activation's output, by unit.
+
+    ``counts`` has shape (units,); it stays on the device.  ``axis``: dimension of the units, ``samples``: entries of
+    a unit.
+    """
+
+    counts: Tensor
+    axis: int
+    samples: int
+
+
+class _Taken:
+    """Slots and readings of one kind of tensors."""
+
+    __slots__ = ("failures", "readings", "slots", "sources")
+
+    def __init__(self, slots: Slots) -> None:
+        self.slots = slots
+        self.readings: list[Reading | None] = []
+        self.failures: dict[int, str] = {}
+        self.sources: set[BufferKey] = set()
+
+
+class _Memory:
+    """What one forward call after the other writes into."""
+
+    __slots__ = ("pages", "sites", "state")
+
+    def __init__(self) -> None:
+        self.sites = Slots()
+        self.state = Slots()
+        self.pages: dict[torch.dtype, Page] = {}
+
+
+class ValueRecorder:
+    """Makes a ``ForwardValues`` for each forward call.
+
+    Args:
+        level: of the gradients; values are taken at ``full`` at least, since ``norm`` counts nothing.
+    """
+
+    def __init__(self, level: Level) -> None:
+        self.level: Level = "histogram" if level == "histogram" else "full"
+        self._free: list[_Memory] = []  # a call inside of a call, or in another thread, has memory of its own
+
+    def begin(self) -> ForwardValues:
+        """A forward call begins."""
+        try:
+            memory = self._free.pop()
+        except IndexError:
+            memory = _Memory()
+        for page in memory.pages.values():
+            page.begin()
+        return ForwardValues(self.level, memory, self._free)
+
+
+class ForwardValues:
+    """Statistics of the values of one forward call.  Takes tensors, keeps scalars.
+
+    Attributes:
+        sites, state: what was taken of the sites and of parameters and buffers, once ``finish`` was called.
+        units: by site, the active entries of an activation's output; also among the buffers of ``sites``.
+    """
+
+    def __init__(self, level: Level, memory: _Memory, free: list[_Memory]) -> None:
+        self.level = level
+        self.sites: Kept | None = None
+        self.state: Kept | None = None
+        self.units: dict[int, Units] = {}
+        self._memory: _Memory | None = memory
+        self._free = free
+        self._sites = _Taken(memory.sites)
+        self._state = _Taken(memory.state)
+        self._batches: list[Batch] = []
+
+    def take(self, site: int, value: Tensor) -> None:
+        """The value at ``site``, as it is now.  Call under ``no_grad``.  Never raises."""
+        self._take(self._sites, site, value)
+
+    def take_state(self, tensors: Iterable[Tensor]) -> None:
+        """Parameters and buffers, as they are now.  Call under ``no_grad``.  Never raises."""
+        for number, tensor in enumerate(tensors):
+            self._take(self._state, number, tensor)
+
+    def _take(self, taken: _Taken, index: int, tensor: Tensor) -> None:
+        memory = self._memory
+        if memory is None:  # the forward has returned
+            return
+        missing = index + 1 - len(taken.readings)
+        if missing > 0:
+            taken.readings.extend([None] * missing)
+        try:
+            taken.readings[index] = self._write(memory, taken, index, _plain(tensor))
+        except Exception as error:  # noqa: BLE001  # the user's forward must go on, whatever the value is
+            taken.readings[index] = None
+            taken.failures[index] = f"{type(error).__name__}: {error}".splitlines()[0]
+
+    def _write(self, memory: _Memory, taken: _Taken, index: int, value: Tensor) -> Reading:
+        size = index + 1
+        if self.level == "histogram":
+            values = value if value.layout is torch.strided else dense(value)
+            key: BufferKey = (values.device, "histogram")
+            write_histogram(values, taken.slots.views(key, size)[index])
+            taken.sources.add(key)
+        if is_staged(value):
+            page = memory.pages.get(value.dtype)
+            if page is None:
+                page = memory.pages[value.dtype] = Page(value.dtype, kernels.rows)
+            return page.put(value)
+        reading = write_full(value, taken.slots, index, size)
+        taken.sources.add(reading[0])
+        return reading
+
+    def finish(self) -> None:
+        """The forward has returned: reduce what is staged, keep the scalars, give the memory back."""
+        memory, self._memory = self._memory, None
+        if memory is None:
+            return
+        for page in memory.pages.values():
+            page.flush()
+        batches = [batch for page in memory.pages.values() for batch in page.batches]
+        self.sites, self.state = _keep(self._sites, batches), _keep(self._state, batches)
+        self.sites.buffers.update({("units", site): units.counts for site, units in self.units.items()})
+        self._free.append(memory)
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    """The entries as the reductions take them.
+
+    Raises:
+        NotImplementedError: there are none.
+    """
+    if tensor.is_meta:
+        message = "a meta tensor has no entries"
+        raise NotImplementedError(message)
+    value = tensor.detach()
+    if value.is_nested:
+        value = value.values()
+    # A kernel reads memory: bits that say "conjugated" or "negated" mean nothing to it.
+    return value.resolve_conj().resolve_neg() if value.is_neg() or value.is_conj() else value
+
+
+def _keep(taken: _Taken, batches: list[Batch]) -> Kept:
+    buffers: dict[Any, Tensor] = {key: taken.slots.buffers[key].clone() for key in taken.sources}
+    buffers.update({batch: batch.result for batch in batches if batch.result is not None})
+    return Kept(None, 0, buffers, taken.readings, taken.failures, None)

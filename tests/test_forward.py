@@ -1,0 +1,398 @@
+"""Forward statistics: what values are said to have been is what they were, and measuring them changes nothing."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+import fxgrad
+from fxgrad.errors import OptionError
+from fxgrad.schema import Statistics
+from tests import models
+from tests.oracle import At, run_twin
+from tests.runs import assert_same_run, plain_run
+from tests.test_watched_step import events_of_a_step
+from tests.test_watching import net, train
+
+# ---- the numbers -------------------------------------------------------------------------------------------------
+
+
+def by_hand(tensor: Tensor) -> dict[str, float]:
+    """The scalars of one tensor in plain torch, one by one, in float64."""
+    flat = tensor.detach().resolve_conj().resolve_neg().reshape(-1)
+    modulus = flat.abs().double()
+    finite = modulus[modulus.isfinite()]
+    scale = max(finite.max().item(), 1e-300) if finite.numel() else 1.0  # the square of 1e200 is no float64
+    real = flat.real if flat.is_complex() else flat
+    tiny = torch.finfo(tensor.dtype).tiny
+    return {
+        "numel": flat.numel(),
+        "l2_norm": (finite / scale).square().sum().sqrt().item() * scale,
+        "max_abs": finite.max().item() if finite.numel() else 0.0,
+        "sum": real.double()[modulus.isfinite()].sum().item(),
+        "abs_sum": finite.sum().item(),
+        "nan_count": int(flat.isnan().sum()),
+        "inf_count": int(modulus.isinf().sum()),
+        "zero_count": int((flat == 0).sum()),
+        "subnormal_count": int(((finite < tiny) & (finite > 0)).sum()),
+    }
+
+
+def assert_value(found: Statistics | None, tensor: Tensor, where: str) -> None:
+    assert found is not None, where
+    for name, want in by_hand(tensor).items():
+        assert getattr(found, name) == pytest.approx(want, rel=1e-5, abs=1e-6), (where, name)
+
+
+@pytest.mark.parametrize("capture", ["eager", "symbolic", "auto"])
+@pytest.mark.parametrize("case", models.cases(models.TWINS))
+def test_values_equal_those_of_the_twin(case: models.Case, capture: Any) -> None:
+    if capture == "symbolic" and not case.symbolic_ok:
+        pytest.skip("no trace of this model can be right")
+    model, args, kwargs = case.build()
+    assert case.twin is not None
+    with fxgrad.watch(model, capture=capture, forward=True) as watch:
+        for step in range(3):  # learned, then planned
+            expected = At()
+            run_twin(case.twin, model, expected, args, kwargs, seed=step)
+            assert plain_run(model, args, kwargs, case.loss, seed=step).error is None
+            flow = watch.flow()
+            assert flow.event.values
+            found = {site.id: site.value for site in flow.sites}
+            for site, value in expected.values.items():
+                if value.is_floating_point() or value.is_complex():
+                    assert_value(found[site], value, f"{site} in step {step}")
+
+
+@pytest.mark.parametrize("case", models.cases(models.SYMBOLIC))
+def test_values_do_not_depend_on_the_front_end(case: models.Case) -> None:
+    flows = []
+    for capture in ("eager", "symbolic"):
+        model, args, kwargs = case.build()
+        with fxgrad.watch(model, capture=capture, forward=True) as watch:  # type: ignore[arg-type]
+            for step in range(2):
+                assert plain_run(model, args, kwargs, case.loss, seed=step).error is None
+            flows.append(watch.flow())
+    eager, symbolic = flows
+    assert {s.id: s.value for s in eager} == {s.id: s.value for s in symbolic}
+    assert {s.id: s.activity for s in eager} == {s.id: s.activity for s in symbolic}
+    assert eager.parameters == symbolic.parameters
+    assert eager.buffers == symbolic.buffers
+    assert all(site.value is not None for site in eager)
+
+
+class InPlace(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        h = x * 1
+        v = h.view(-1)
+        h.mul_(3.0)
+        v[0] = 7.0
+        with torch.no_grad():
+            mask = (h > 3).float()
+        return (h + mask).sum()
+
+
+@pytest.mark.parametrize("capture", ["eager", "symbolic", "auto"])
+def test_a_value_is_what_it_was_before_it_was_changed(capture: Any) -> None:
+    x = torch.tensor([[1.0, 2.0]], requires_grad=True)
+    with fxgrad.watch(InPlace(), capture=capture, forward=True) as watch:
+        for _ in range(3):
+            watch._model(x).backward()
+            flow = watch.flow()
+            sums = {site.id: site.value.sum for site in flow if site.value is not None}
+            assert sums == {
+                "input:x": 3.0, "/mul": 3.0, "/view": 3.0, "/mul_": 9.0, "/setitem": 7.0 + 6.0, "/float": 2.0,
+                "/add": 15.0, "/sum": 15.0,
+            }  # fmt: skip
+            assert not flow.site("/float").measured
+
+
+def test_values_of_unusual_kinds() -> None:
+    class Kinds(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+            turned = torch.complex(x, 2 * x).conj().imag  # negated by a bit, not in memory
+            sparse = torch.eye(3).to_sparse()
+            nested = torch.nested.nested_tensor([x[0], x[0, :2]], layout=torch.jagged)
+            wide = x.expand(20000, 2, 3)
+            return turned, sparse, nested, x.double() * 1e200, x[:0], wide, x.bfloat16(), x.to("meta")
+
+    x = torch.arange(6.0).view(2, 3)
+    model = nn.Sequential(Kinds())
+    x.requires_grad_()
+    flow = fxgrad.gradient_flow(model, x, loss=lambda out: out[0].sum())
+    values = {site.id: site.value for site in flow}
+    assert_value(values["0/imag"], -2 * x, "imag")
+    sparse = values["0/to_sparse"]
+    assert sparse is not None
+    assert (sparse.numel, sparse.zero_count, sparse.sum) == (9, 6, 3.0)
+    assert_value(values["0/mul#1"], x.double() * 1e200, "double")
+    made = [value for name, value in values.items() if "nested" in name]
+    assert made
+    assert all(value is not None and (value.numel, value.sum) == (5, 4.0) for value in made)
+    assert any(value is not None and value.numel == 0 for value in values.values())
+    wide = values["0/expand"]
+    assert wide is not None
+    assert (wide.numel, wide.sum) == (120000, 15.0 * 20000)
+    assert_value(values["0/bfloat16"], x.bfloat16(), "bfloat16")
+    assert values["0/to#1"] is None
+
+
+def test_parameters_and_buffers_are_those_of_the_beginning() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4))
+    model[2].weight = model[0].weight
+    model[2].bias.requires_grad_(False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with fxgrad.watch(model, forward=True, statistics="full") as watch:
+        for _ in range(3):
+            before = {name: p.detach().clone() for name, p in model.named_parameters()}
+            buffers = {name: b.clone() for name, b in model.named_buffers() if b.is_floating_point()}
+            model(torch.randn(5, 4)).square().sum().backward()
+            optimizer.step()
+            flow = watch.flow()
+            assert [record.name for record in flow.parameters] == list(before)
+            for record in flow.parameters:
+                assert_value(record.value, before[record.name], record.name)
+            assert [record.name for record in flow.buffers] == ["1.running_mean", "1.running_var"]
+            for buffer in flow.buffers:
+                assert_value(buffer.value, buffers[buffer.name], buffer.name)
+                assert (buffer.shape, buffer.dtype, buffer.device) == ((4,), "float32", "cpu")
+
+
+def test_accumulating() -> None:
+    model, x = nn.Linear(2, 1), torch.ones(1, 2)
+    with fxgrad.watch(model) as watch:
+        for clear in (True, False, True):
+            if clear:
+                model.zero_grad()
+            model(x).sum().backward()
+        assert [flow.event.accumulating for flow in watch.history] == [False, True, False]
+        assert not any(flow.event.values for flow in watch.history)
+    assert fxgrad.gradient_flow(model, x).event.accumulating is False
+
+
+def test_every_backward_of_a_call_has_its_values() -> None:
+    model, x = nn.Linear(2, 1), torch.ones(1, 2)
+    with fxgrad.watch(model, forward=True) as watch:
+        out = model(x).sum()
+        out.backward(retain_graph=True)
+        out.backward()
+        first, second = watch.history
+    assert first.sites == second.sites
+    assert first.site("input:input").value is not None
+
+
+def test_the_histogram_of_values_comes_with_that_of_gradients() -> None:
+    flow = fxgrad.gradient_flow(nn.Linear(2, 2), torch.tensor([[1.0, 1e-9]]), statistics="histogram")
+    value = flow.site("input:input").value
+    assert value is not None
+    assert value.level == "histogram"
+    assert value.underflow_share("float16", 1.0) == (0.5, 0.5)
+
+
+# ---- nothing changes ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("capture", ["auto", "eager"])
+@pytest.mark.parametrize("case", models.cases(models.HEALTHY))
+def test_nothing_changes(case: models.Case, capture: Any) -> None:
+    model, args, kwargs = case.build()
+    watched, _, _ = case.build()
+    with fxgrad.watch(watched, capture=capture, forward=True, sites="edge") as watch:
+        for step in range(3):
+            want = plain_run(model, args, kwargs, case.loss, seed=step)
+            assert_same_run(plain_run(watched, args, kwargs, case.loss, seed=step), want)
+        flow = watch.flow()
+    plain, _, _ = case.build()
+    with fxgrad.watch(plain, capture=capture, sites="edge") as without:
+        for step in range(3):
+            plain_run(plain, args, kwargs, case.loss, seed=step)
+        other = without.flow()
+    assert {s.id: s.statistics for s in flow} == {s.id: s.statistics for s in other}
+    assert flow.edges == other.edges
+    assert flow.blind_spots == other.blind_spots
+    assert [s.derived_from for s in flow] == [s.derived_from for s in other]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("case", models.cases(models.RAISING))
+def test_what_raises_raises_the_same(case: models.Case) -> None:
+    model, args, kwargs = case.build()
+    watched, _, _ = case.build()
+    with fxgrad.watch(watched, forward=True):
+        for step in range(2):
+            want = plain_run(model, args, kwargs, case.loss, seed=step)
+            assert_same_run(plain_run(watched, args, kwargs, case.loss, seed=step), want)
+            assert want.error is not None
+
+
+def test_a_value_that_cannot_be_reduced_does_not_stop_the_forward(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = net().eval(), torch.randn(6, 4)
+    want = model(x)
+
+    def broken(*_: Any) -> None:
+        message = "no such kernel"
+        raise RuntimeError(message)
+
+    monkeypatch.setattr("fxgrad.record.staging.Page.put", broken)
+    with fxgrad.watch(model, forward=True) as watch:
+        got = model(x)
+        got.sum().backward()
+    assert torch.equal(got, want)
+    flow = watch.flow()
+    assert flow.event.values
+    assert all(site.value is None for site in flow)
+    assert all(site.measured for site in flow if site.id != "input:x")
+    assert flow.buffers == ()
+
+
+class Spy(TorchFunctionMode):
+    """The functions that somebody else's mode sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.append(getattr(func, "__name__", str(func)))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("capture", ["eager", "symbolic"])
+def test_another_mode_does_not_see_what_is_measured(capture: Any) -> None:
+    model, x = net(), torch.randn(6, 4)
+
+    def seen(*, forward: bool) -> list[str]:
+        with fxgrad.watch(model, capture=capture, forward=forward):
+            for _ in range(2):
+                model(x).sum().backward()
+            with Spy() as spy:
+                model(x)
+        return spy.seen
+
+    assert seen(forward=True) == seen(forward=False)
+
+
+def test_inference_mode_and_autocast_inside_of_forward() -> None:
+    class Regions(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.inference_mode():
+                scale = x.abs().max() * 1.0
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                h = self.fc(x)
+            return h.float() / float(scale)
+
+    model, x = Regions(), torch.randn(2, 4)
+    with fxgrad.watch(model, forward=True) as watch:
+        for _ in range(3):
+            model(x).sum().backward()
+        flow = watch.flow()
+    assert_value(flow.site("/max").value, x.abs().max(), "max")
+    assert flow.site("fc").dtype == "bfloat16"
+    value = flow.site("/float").value
+    assert value is not None
+    assert value.l2_norm == pytest.approx(model.fc(x).norm().item(), rel=1e-2)
+
+
+def test_nothing_is_measured_under_fake_tensors() -> None:
+    from torch._subclasses import FakeTensorMode
+
+    with FakeTensorMode():
+        model, x = nn.Linear(2, 2), torch.ones(1, 2)
+        with fxgrad.watch(model, forward=True):
+            assert model(x).shape == (1, 2)
+    real = nn.Linear(2, 2)
+    with fxgrad.watch(real, forward=True) as watch:
+        real(torch.ones(1, 2)).sum().backward()
+    assert watch.flow().site("input:input").value is not None
+
+
+# ---- the cost ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("capture", ["eager", "auto"])
+def test_no_host_sync_in_the_step(capture: Any) -> None:
+    model, x = net(), torch.randn(6, 4)
+    plain = events_of_a_step(model, x)
+    with fxgrad.watch(model, forward=True, capture=capture):
+        for _ in range(3):
+            events_of_a_step(model, x)
+        watched = events_of_a_step(model, x)
+    for sync in ("aten::_local_scalar_dense", "aten::item", "aten::is_nonzero", "aten::nonzero", "aten::equal"):
+        assert watched.count(sync) == plain.count(sync), sync
+
+
+def test_reading_copies_to_the_host_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = net()
+    copies: list[str] = []
+    original = Tensor.to
+
+    def to(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        if "cpu" in map(str, args):
+            copies.append(str(self.shape))
+        return original(self, *args, **kwargs)
+
+    monkeypatch.setattr(Tensor, "to", to)
+    with fxgrad.watch(model, forward=True, sites="edge") as watch:
+        train(model, 2)
+        assert copies == []
+        flow = watch.flow()
+        assert len(copies) == 1
+        watch.flow()
+        assert len(copies) == 1
+    assert any(site.activity is not None for site in flow)
+
+
+def test_without_asking_nothing_is_measured() -> None:
+    model, x = net(), torch.randn(6, 4)
+    with fxgrad.watch(model) as watch:
+        model(x).sum().backward()
+        flow = watch.flow()
+    for other in (
+        flow,
+        fxgrad.gradient_flow(model, x, forward=False),
+        fxgrad.gradient_flow(model, x, statistics="norm"),
+    ):
+        assert not other.event.values
+        assert all(site.value is None and site.activity is None for site in other)
+        assert all(record.value is None for record in other.parameters)
+        assert other.buffers == ()
+
+
+# ---- the options -------------------------------------------------------------------------------------------------
+
+
+def test_where_it_cannot_be_it_is_refused() -> None:
+    model = nn.Linear(2, 2)
+    with pytest.raises(OptionError, match=r"engine='function' takes no forward=True"):
+        fxgrad.instrument(model, engine="function", forward=True)
+    with pytest.raises(OptionError, match=r"forward='yes' is not known"):
+        fxgrad.watch(model, forward="yes")  # type: ignore[arg-type]
+
+
+def test_instrument_measures_values() -> None:
+    model, x = net(), torch.randn(6, 4)
+    made = fxgrad.instrument(model, forward=True)
+    for _ in range(2):
+        made(x).sum().backward()
+    assert_value(made.flow().site("input:x").value, x, "x")
+
+
+def test_a_flow_with_values_survives_a_file(tmp_path: Path) -> None:
+    x = torch.randn(6, 4)
+    x[0, 0] = math.inf
+    flow = fxgrad.gradient_flow(net(), x)
+    assert any(site.activity is not None for site in flow)
+    flow.to_json(tmp_path / "flow.json")
+    assert fxgrad.load(tmp_path / "flow.json") == flow
