@@ -75,7 +75,7 @@ def _explains_locally(evidence: Evidence, cause: Finding, finding: Finding) -> b
         # Where no constant does it, the weight does: its consequence is what one operation shows of it.
         if finding.rule == "scale_break":
             return there in cause.path and "constant" not in finding.evidence
-        return finding.rule in {"starved", "optimizer_epsilon", "symmetry"}
+        return finding.rule in {"starved", "optimizer_epsilon", "symmetry", "saturated"}
     if cause.rule not in _LOCAL:
         return False
     if cause.rule == "scale_break" and "constant" not in cause.evidence and here == there:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from fxgrad.diagnosis.kinds import NORMS, WEIGHTED, constant
+from fxgrad.diagnosis.local import one_sided
 from fxgrad.diagnosis.rule import Draft, Evidence, number
 from fxgrad.diagnosis.view import FlowView
 from fxgrad.diagnosis.weights import main_weight, scale
@@ -13,7 +14,7 @@ from fxgrad.diagnosis.zeros import silent
 from fxgrad.schema import Finding, Node, Severity, Site, Statistics
 
 _ALONE = 16  # units of which it is no accident that none fires in one step
-_RECTIFY = frozenset({"relu", "relu6", "clamp", "maximum", "hardswish", "hardsigmoid", "gelu", "silu", "mish", "elu"})
+_RECTIFY = frozenset({"relu", "relu6", "clamp", "hardswish", "hardsigmoid", "gelu", "silu", "mish", "elu"})
 _PASSING = frozenset({"dropout", *NORMS, "view", "reshape", "flatten", "identity", "contiguous", "add", "max_pool",
                       "avg_pool", "adaptive_avg_pool", "unsqueeze", "squeeze", "permute", "transpose"})  # fmt: skip
 
@@ -46,9 +47,17 @@ def dead(evidence: Evidence) -> Iterator[Finding]:
         sites = evidence.view.sites[node.key]
         if len(sites) != 1 or sites[0].activity is None or evidence.view.kinds[node.key] not in _RECTIFY:
             continue
+        if _elsewhere(evidence.view, node):
+            continue
         death = _death(evidence, sites[0])
         if death.units and death.of and (severity := _severity(evidence, death)) is not None:
             yield _dead(evidence, node, death, severity)
+
+
+def _elsewhere(view: FlowView, node: Node) -> bool:
+    """Whether a clamp lies at a limit other than 0, which is saturation."""
+    value = view.sites[node.key][0].value
+    return view.kinds[node.key] == "clamp" and not one_sided(node) and value is not None and bool(value.max_abs)
 
 
 def _death(evidence: Evidence, site: Site) -> Death:

@@ -27,13 +27,22 @@ _SAME = {
 }  # fmt: skip
 
 #: Operations whose derivative is zero wherever it exists.
-PIECEWISE_CONSTANT = frozenset({"round", "sign", "floor", "ceil", "trunc", "heaviside", "floordiv", "floor_divide"})
+PIECEWISE_CONSTANT = frozenset({
+    "round", "sign", "floor", "ceil", "trunc", "heaviside", "floordiv", "floor_divide", "bernoulli", "poisson",
+    "normal", "binomial",
+})  # fmt: skip
+#: Operations that select by their data, so that a branch gets zeros where it was not chosen.
+SELECTING = frozenset({
+    "where", "masked_fill", "getitem", "index", "index_select", "gather", "scatter", "scatter_add", "scatter_reduce",
+    "index_add", "index_copy", "index_put", "index_fill", "masked_scatter", "setitem", "max_pool", "max", "min", "amax",
+    "amin", "topk", "sort", "median", "take", "pad", "narrow", "embedding", "masked_select", "bincount", "tril", "triu",
+})  # fmt: skip
 #: Operations that scale by a weight, a constant or another value.
 SCALING = frozenset({"linear", "conv", "matmul", "mul", "div", "bilinear"})
 #: Operations with a weight matrix whose scale is that of the init.
 WEIGHTED = frozenset({"linear", "conv", "embedding"})
 #: Activations that have units to die.
-RECTIFIERS = frozenset({"relu", "relu6", "clamp", "maximum", "hardswish", "hardsigmoid"})
+RECTIFIERS = frozenset({"relu", "relu6", "clamp", "hardswish", "hardsigmoid"})
 NORMS = frozenset({"batch_norm", "layer_norm", "group_norm", "instance_norm", "rms_norm", "local_response_norm"})
 #: Operations that may turn finite gradients into zeros by themselves: these zeros tell nothing about the dtype.
 MAKES_ZEROS = frozenset({

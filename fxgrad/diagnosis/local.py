@@ -6,11 +6,14 @@ from collections.abc import Callable, Iterator
 from statistics import median
 
 from fxgrad.diagnosis.kinds import SCALING, constant
-from fxgrad.diagnosis.rule import Draft, Evidence, number
+from fxgrad.diagnosis.rule import Draft, Evidence, LackingError, number
 from fxgrad.diagnosis.view import FlowView, decades
 from fxgrad.diagnosis.weights import factor, throttled
-from fxgrad.schema import Constant, Finding, Node, Severity, Statistics
+from fxgrad.schema import Constant, Consumer, Finding, Node, Severity, Statistics
 
+_VIEWS = frozenset(
+    {"view", "reshape", "squeeze", "flatten", "unsqueeze", "float", "to", "permute", "transpose", "getitem"}
+)
 _BETWEEN = 2.0  # decades beyond ``scale_break`` from which on it is an error
 
 
@@ -124,15 +127,35 @@ def saturated(evidence: Evidence) -> Iterator[Finding]:
     }  # fmt: skip
     for node in evidence.view.flow.nodes:
         kind = evidence.view.kinds[node.key]
-        if kind not in bounds or (kind == "clamp" and _one_sided(node)):
+        if kind not in bounds or (kind == "clamp" and one_sided(node)):
             continue
         flat = over_steps(evidence, node.key, slope)
         gain = over_steps(evidence, node.key, lambda view, key: view.gain(key))
+        if kind == "softmax" and _one_entry(evidence.view, node.key):
+            continue  # ``zero`` judges it
         if flat is not None and gain is not None and flat < bounds[kind][0] and gain < bounds[kind][1]:
             yield _saturation(evidence, node, flat, gain)
 
 
-def _one_sided(node: Node) -> bool:
+def _one_entry(view: FlowView, key: str) -> bool:
+    """Whether a softmax is over single entries, so that it is 1 everywhere."""
+    value = _value(view, key)
+    return value is not None and value.zero_count == 0 and value.min_abs_nonzero == value.max_abs == 1.0
+
+
+def is_last(view: FlowView, key: str) -> bool:
+    """Whether a value is what the model returns, perhaps rearranged."""
+    for _ in range(4):
+        users = {edge.consumer.key for edge in view.users[key]}
+        if any(view.nodes[user].op == "output" for user in users):
+            return True
+        if len(users) != 1 or view.kinds[next(iter(users))] not in _VIEWS:
+            return False
+        key = next(iter(users))
+    return False
+
+
+def one_sided(node: Node) -> bool:
     """Whether a clamp has a lower limit only, as a ReLU has."""
     if node.op == "call_module":
         return False
@@ -158,6 +181,8 @@ def _saturation(evidence: Evidence, node: Node, flat: float, gain: float) -> Fin
         "passes"
     )
     severity: Severity = "error" if gain == 0 else "warning"
+    if kind in {"sigmoid", "tanh"} and is_last(view, node.key):
+        severity = "info"  # as of a classifier that has learnt to be sure
     return Draft(evidence, "saturated", severity, message, mend, numbers).at(node)
 
 
@@ -172,7 +197,8 @@ def starved(evidence: Evidence) -> Iterator[Finding]:
     """
     view = evidence.view
     if view.flow.event.sites != "edge":
-        evidence_missing()
+        message = "the parts of a fan-out were not measured (sites='edge')"
+        raise LackingError(message)
     for value, edges in view.uses.items():
         parts = [(edge, s) for edge in edges if (s := view.part(edge)) is not None and s.nonfinite is False]
         largest = max((s.l2_norm for _, s in parts), default=0.0)
@@ -180,25 +206,20 @@ def starved(evidence: Evidence) -> Iterator[Finding]:
             continue
         for edge, statistics in parts:
             share = statistics.l2_norm / largest
-            if 0 < share < evidence.thresholds.starved and _stays(evidence, value, edge.consumer, largest):
+            if 0 < share < evidence.thresholds.starved and _stays(evidence, value, edge.consumer):
                 yield _starving(evidence, value, edge.consumer.key, share)
 
 
-def evidence_missing() -> None:
-    """Say that parts were not measured.
-
-    Raises:
-        LackingError: always.
-    """
-    from fxgrad.diagnosis.rule import LackingError
-
-    message = "the parts of a fan-out were not measured (sites='edge')"
-    raise LackingError(message)
-
-
-def _stays(evidence: Evidence, value: str, consumer: object, _: float) -> bool:
-    """Whether the use has starved in all flows that there are; one-shot: in this one."""
-    return all(any(edge.consumer == consumer for edge in view.uses.get(value, [])) for view in evidence.recent)
+def _stays(evidence: Evidence, value: str, consumer: Consumer) -> bool:
+    """Whether a use has starved in all the recent flows."""
+    for view in evidence.recent:
+        parts = {
+            edge.consumer: part.l2_norm for edge in view.uses.get(value, []) if (part := view.part(edge)) is not None
+        }
+        largest = max(parts.values(), default=0.0)
+        if not largest or not parts.get(consumer, 0.0) < evidence.thresholds.starved * largest:
+            return False
+    return True
 
 
 def _starving(evidence: Evidence, value: str, key: str, share: float) -> Finding:

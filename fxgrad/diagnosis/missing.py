@@ -28,11 +28,19 @@ def _cut(view: FlowView, record: ParameterRecord) -> tuple[str, str] | None:
         spots = [spot for spot in view.flow.blind_spots if spot.key == key and spot.consumer is None]
         for spot in spots:
             if spot.cut is not None:
-                return "detached", spot.cut
+                return "detached", _whole(view, spot.cut)
             if spot.reason in {"no_grad_region", "detached", "integer"}:
-                return "detached", key
+                return "detached", _whole(view, key)
         dropped = dropped or key
     return None if dropped is None else ("unused", dropped)
+
+
+def _whole(view: FlowView, key: str) -> str:
+    """The node to blame for a cut: of a function of the user's own, whose inside runs without gradients, its result."""
+    if not any(spot.key == key and spot.reason == "no_grad_region" for spot in view.flow.blind_spots):
+        return key
+    behind = sorted(view.behind(key), key=view.order.__getitem__)
+    return next((k for k in behind if view.nodes[k].op == "external" and view.received(k) is not None), key)
 
 
 def _grouped(evidence: Evidence, wanted: str) -> dict[str | None, list[ParameterRecord]]:
@@ -71,6 +79,8 @@ def _how(view: FlowView, node: Node) -> tuple[str, str]:
         return f"{kind} takes the value out of the graph", (
             "remove it, or freeze what lies before it (requires_grad_(False)) if that is meant"
         )
+    if node.op == "external":
+        return "its backward returns no gradient for it", "return a gradient from the backward of this function"
     if "no_grad_region" in reasons:
         return "it ran where gradients are switched off", "move it out of torch.no_grad() or inference_mode()"
     if "integer" in reasons:

@@ -11,7 +11,7 @@ from fxgrad.diagnosis.precision import seeds_of
 from fxgrad.diagnosis.rule import Draft, Evidence, LackingError, listed, number
 from fxgrad.diagnosis.view import FlowView
 from fxgrad.diagnosis.weights import main_weight, scale
-from fxgrad.schema import Finding, Node, ParameterRecord
+from fxgrad.schema import Finding, Node, ParameterRecord, Site
 
 _WINDOW = 100  # flows that a spike is compared with
 _MAD = 1.4826  # makes the median absolute deviation a standard deviation for normal noise
@@ -200,30 +200,37 @@ def _swallowed(record: ParameterRecord, loss_scale: float, times: float) -> bool
 def loss_seed(evidence: Evidence) -> Iterator[Finding]:
     """Root mean square of the gradient at an output, times its entries per sample, the loss scale divided out.
 
-    Information: the scale of a loss is the user's.  All zero over several steps is a warning.
+    Information: the scale of a loss is the user's.  A warning where all outputs get nothing but zeros.
     """
     view = evidence.view
-    limits = evidence.thresholds
-    for site in seeds_of(view):
-        statistics = site.statistics
-        if statistics is None or statistics.nonfinite:
-            continue
-        batch = site.shape[0] if len(site.shape) > 1 and site.shape[0] else 1
-        size = statistics.rms * statistics.numel / batch / (view.flow.event.loss_scale or 1.0)
-        if statistics.all_zero or (size > 0 and not limits.seed_low <= size <= limits.seed_high):
-            lasting = evidence.several and all(
-                v.by_id[site.id].statistics is not None and v.by_id[site.id].statistics.all_zero  # type: ignore[union-attr]
-                for v in evidence.recent if site.id in v.by_id
-            )  # fmt: skip
+    seeds = [site for site in seeds_of(view) if site.statistics is not None and not site.statistics.nonfinite]
+    if seeds and all(site.statistics is not None and site.statistics.all_zero for site in seeds):
+        draft = Draft(
+            evidence, "loss_seed", "warning",
+            f"the gradient that the loss sends to the model's output {seeds[0].id} is zero all over: nothing is learnt",
+            "look at the loss: every label ignored or masked, a softmax over one class, a margin that all samples meet",
+            {"outputs": len(seeds)},
+        )  # fmt: skip
+        yield draft.at(None, affected=tuple(r.name for r in view.flow.parameters if r.statistics is not None))
+        return
+    for site in seeds:
+        size = _seed_size(view, site)
+        if size and not evidence.thresholds.seed_low <= size <= evidence.thresholds.seed_high:
             draft = Draft(
-                evidence, "loss_seed", "warning" if statistics.all_zero and lasting else "info",
-                f"the gradient that the loss sends to the model's output {site.id} "
-                + ("is zero all over" if statistics.all_zero else f"has rms {number(statistics.rms)}"),
-                "look at the loss: its scale, its reduction, labels that are ignored",
-                {"rms": statistics.rms, "size": size},
+                evidence, "loss_seed", "info",
+                f"the gradient that the loss sends to the model's output {site.id} has rms {number(site.rms or 0.0)}",
+                "look at the scale and the reduction of the loss", {"rms": site.rms or 0.0, "size": size},
             )  # fmt: skip
             yield draft.at(None)
             return
+
+
+def _seed_size(view: FlowView, site: Site) -> float:
+    statistics = site.statistics
+    if statistics is None:
+        return 0.0
+    batch = site.shape[0] if len(site.shape) > 1 and site.shape[0] else 1
+    return statistics.rms * statistics.numel / batch / (view.flow.event.loss_scale or 1.0)
 
 
 def symmetry(evidence: Evidence) -> Iterator[Finding]:

@@ -62,7 +62,7 @@ class Thresholds:
     tanh_slope: float = 0.2
     tanh_gain: float = 0.2
     softmax_mass: float = 0.9
-    softmax_gain: float = 0.01
+    softmax_gain: float = 0.05
     clamp_slope: float = 0.01
     clamp_gain: float = 0.01
     starved: float = 1e-4

@@ -41,7 +41,24 @@ def throttled(view: FlowView, node: Node, limit: float) -> ParameterRecord | Non
     if record is None or not record.requires_grad:
         return None
     size = scale(record)
-    return record if size is not None and size < limit else None
+    if size is None or size >= limit:
+        return None
+    matrix = len([n for n in record.shape if n > 1]) > 1
+    return record if not matrix or size == 0 or _ends_a_branch(view, node.key) else None
+
+
+def _ends_a_branch(view: FlowView, key: str) -> bool:
+    """Whether a node is the last weighted one of the model, or of a branch that is added to another."""
+    for _ in range(8):
+        users = list({edge.consumer.key for edge in view.users[key]})
+        if len(users) != 1:
+            return not users
+        key = users[0]
+        if view.nodes[key].op == "output" or (view.kinds[key] == "add" and len(view.takes[key]) > 1):
+            return True
+        if view.kinds[key] in WEIGHTED:
+            return False
+    return False
 
 
 def factor(view: FlowView, key: str) -> ParameterRecord | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from fxgrad.diagnosis.kinds import NORMS, PIECEWISE_CONSTANT, RECTIFIERS, SCALING, WEIGHTED
+from fxgrad.diagnosis.kinds import NORMS, PIECEWISE_CONSTANT, RECTIFIERS, SCALING, SELECTING, WEIGHTED
 from fxgrad.diagnosis.rule import Draft, Evidence, listed
 from fxgrad.diagnosis.view import FlowView
 from fxgrad.diagnosis.weights import factor, main_weight
@@ -54,6 +54,25 @@ def zero(evidence: Evidence) -> Iterator[Finding]:
                 *sorted(evidence.view.before(node.key), key=evidence.view.order.__getitem__, reverse=True),
             )
             yield draft.at(culprit, path=path, affected=hit)
+    yield from _not_chosen(evidence)
+
+
+def _not_chosen(evidence: Evidence) -> Iterator[Finding]:
+    """A selection that sends zeros to one of its inputs, and what it chose to another: information."""
+    view = evidence.view
+    for node in reversed(view.flow.nodes):
+        if view.kinds[node.key] not in SELECTING or not view.received(node.key):
+            continue
+        parts = view.parts(node.key)
+        idle = [edge for edge, part in parts if part.all_zero]
+        hit = silent(view, idle[0].producer) if idle and len(idle) < len(parts) else ()
+        if hit:
+            draft = Draft(
+                evidence, "zero", "info",
+                f"{view.source_words(node.key)} chose nothing of {idle[0].producer}; zero gradient: {listed(hit)}",
+                "nothing, where another step chooses it; otherwise check what selects", {"parameters": len(hit)},
+            )  # fmt: skip
+            yield draft.at(node, affected=hit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +95,16 @@ def _judge(evidence: Evidence, node: Node) -> _Verdict | None:
     for kinds, judge in (({"mul", "div", "matmul"}, _zero_factor), (SCALING, _zero_weight), (NORMS, _zero_scale)):
         if kind in kinds:
             return judge(evidence, node)
-    if kind in RECTIFIERS | {"softmax", "sigmoid", "tanh"} and view.flow.event.values:
-        activity = view.sites[node.key][0].activity if view.sites[node.key] else None
-        if kind not in RECTIFIERS or (activity is not None and activity.active == 0):
-            return None  # ``dead`` or ``saturated`` judges it
-    mend = "look at its inputs; this may be one odd batch"
-    return _Verdict("info", node, "at these values its derivative is zero", mend)
+    if kind in RECTIFIERS | {"relu", "sigmoid", "tanh", "gelu", "silu", "mish", "elu"} and view.flow.event.values:
+        return None  # ``dead`` or ``saturated`` judges it
+    if kind == "softmax":
+        mend = "use sigmoid for a single score, or check the dimension of the softmax"
+        return _Verdict("error", node, "a softmax over single entries is 1, whatever its input", mend)
+    if kind in SELECTING:
+        mend = "nothing, where that branch was not chosen in this step; otherwise check what selects"
+        return _Verdict("info", node, "it selected nothing of it", mend)
+    mend = "look at its inputs and settings, and at its backward where it is a function of your own"
+    return _Verdict("warning", node, "at these values its derivative is zero", mend)
 
 
 def _zero_scale(evidence: Evidence, node: Node) -> _Verdict | None:
@@ -108,8 +131,11 @@ def _zero_factor(evidence: Evidence, node: Node) -> _Verdict | None:
     for producer in view.producers(node.key):
         site = next(iter(view.sites[producer]), None)
         all_zero = site is not None and site.value is not None and bool(site.value.all_zero)
-        if all_zero and not list(view.producers(producer)) and view.nodes[producer].op != "placeholder":
+        created = view.kinds[producer] in {"zeros", "zeros_like", "new_zeros"}  # an initial state
+        if all_zero and not created and not list(view.producers(producer)) and view.nodes[producer].op != "placeholder":
             fixed.append(producer)
+    if not fixed and not node.parameters and len(view.takes[node.key]) == 1 and not node.constants:
+        fixed.append("a tensor from outside of the model's buffers")
     if fixed:
         cause = f"it multiplies by {fixed[0]}, which is zero all over and never changes"
         return _Verdict("error", node, cause, "check the mask: it shuts the branch off for good")
