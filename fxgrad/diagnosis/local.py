@@ -14,6 +14,8 @@ from fxgrad.schema import Constant, Consumer, Finding, Node, Severity, Statistic
 _VIEWS = frozenset(
     {"view", "reshape", "squeeze", "flatten", "unsqueeze", "float", "to", "permute", "transpose", "getitem"}
 )
+_SURE = 1e-4  # gain that a classifier which has learnt to be sure may have
+_INSIDE = 0.5  # of the slope that is allowed to a softmax inside of the model: attention may be sharp
 _BETWEEN = 2.0  # decades beyond ``scale_break`` from which on it is an error
 
 
@@ -133,7 +135,10 @@ def saturated(evidence: Evidence) -> Iterator[Finding]:
         gain = over_steps(evidence, node.key, lambda view, key: view.gain(key))
         if kind == "softmax" and _one_entry(evidence.view, node.key):
             continue  # ``zero`` judges it
-        if flat is not None and gain is not None and flat < bounds[kind][0] and gain < bounds[kind][1]:
+        flattest = bounds[kind][0]
+        if kind == "softmax" and not is_last(evidence.view, node.key):
+            flattest *= _INSIDE
+        if flat is not None and gain is not None and flat < flattest and gain < bounds[kind][1]:
             yield _saturation(evidence, node, flat, gain)
 
 
@@ -181,7 +186,7 @@ def _saturation(evidence: Evidence, node: Node, flat: float, gain: float) -> Fin
         "passes"
     )
     severity: Severity = "error" if gain == 0 else "warning"
-    if kind in {"sigmoid", "tanh"} and is_last(view, node.key):
+    if kind in {"sigmoid", "tanh"} and gain > _SURE and is_last(view, node.key):
         severity = "info"  # as of a classifier that has learnt to be sure
     return Draft(evidence, "saturated", severity, message, mend, numbers).at(node)
 

@@ -90,48 +90,67 @@ def _matrix(record: ParameterRecord) -> bool:
 def update_size(evidence: Evidence) -> Iterator[Finding]:
     """l2 norm of a step's change over that of the parameter; matrices only, weights that are small on purpose left out.
 
+    Without an optimizer, what the norms of a parameter in two forward calls differ by is a lower bound of its change.
+
     Source: update ratio of about 1e-3 (Karpathy); SageMaker Debugger's WeightUpdateRatio.
     """
-    views = [v for v in evidence.views if any(r.update is not None for r in v.flow.parameters)]
-    if not views:
+    told = [v for v in evidence.views if any(r.update is not None for r in v.flow.parameters)]
+    if not told and (len(evidence.views) < 2 or not evidence.view.flow.event.values):  # noqa: PLR2004  # before and after
         message = "no optimizer was given to watch (optimizer=), or it has not stepped yet"
         raise LackingError(message)
-    for view in views:
-        large = [
-            r
-            for r in view.flow.parameters
-            if _ratio(r, evidence.thresholds.throttle) > evidence.thresholds.update_large
-        ]
+    throttle = evidence.thresholds.throttle
+    for number_, view in enumerate(evidence.views):
+        after = evidence.views[number_ + 1] if number_ + 1 < len(evidence.views) else None
+        ratios = {r.name: _ratio(r, throttle) or _least_ratio(r, after, throttle) for r in view.flow.parameters}
+        large = {name: ratio for name, ratio in ratios.items() if ratio > evidence.thresholds.update_large}
         if large:
             yield _large(evidence, view, large)
             return
-    yield from _unusual(evidence, views)
+    yield from _unusual(evidence, told)
 
 
 def _ratio(record: ParameterRecord, throttle: float) -> float:
     update = record.update
     if update is None or not _matrix(record) or update.weight_norm <= 0:
         return 0.0
-    numel = math.prod(record.shape)
     size = scale(record)
     if size is None:
-        size = update.weight_norm / math.sqrt(numel) * math.sqrt(numel / record.shape[0])
+        size = update.weight_norm / math.sqrt(record.shape[0])
     return update.l2_norm / update.weight_norm if size >= throttle else 0.0
 
 
-def _large(evidence: Evidence, view: FlowView, large: list[ParameterRecord]) -> Finding:
-    worst = max(large, key=lambda r: _ratio(r, evidence.thresholds.throttle))
-    ratio = _ratio(worst, evidence.thresholds.throttle)
-    names = tuple(r.name for r in large)
-    rate = worst.update.learning_rate if worst.update is not None else 0.0
+def _least_ratio(record: ParameterRecord, after: FlowView | None, throttle: float) -> float:
+    """What a parameter changed by at least until the next forward, over its norm."""
+    later = None if after is None else after.parameters.get(record.name)
+    if later is None or record.value is None or later.value is None or not _matrix(record) or record.value.nonfinite:
+        return 0.0
+    norm, size = record.value.l2_norm, scale(record)
+    if size is None or size < throttle or norm <= 0:
+        return 0.0
+    if later.value.nonfinite:
+        return 0.0  # whatever made it so is told by ``nonfinite``
+    return abs(later.value.l2_norm - norm) / norm
+
+
+def _large(evidence: Evidence, view: FlowView, large: dict[str, float]) -> Finding:
+    name = max(large, key=lambda n: large[n])
+    update = view.parameters[name].update
+    numbers = {"ratio": large[name], "parameters": float(len(large))}
+    words = (
+        f"by {number(large[name])} times its norm"
+        if update is not None
+        else f"by at least {number(large[name])} times its norm"
+    )
+    if update is not None:
+        numbers["learning_rate"] = update.learning_rate
+        words += f" at a learning rate of {number(update.learning_rate)}"
     draft = Draft(
         evidence, "update_size", "error",
-        f"the step behind backward {view.flow.event.backward} changed {worst.name} by {number(ratio)} times its norm "
-        f"(usual: 1e-3); learning rate {number(rate)}; {len(names)} matrices by more than their norm",
-        "lower the learning rate, clip the gradient norm, or scale targets and loss",
-        {"ratio": ratio, "learning_rate": rate, "parameters": len(names)},
+        f"the step behind backward {view.flow.event.backward} changed {name} {words} (usual: 1e-3), "
+        f"{len(large)} {'matrices' if len(large) > 1 else 'matrix'} by more than the norm",
+        "lower the learning rate, clip the gradient norm, or scale targets and loss", numbers,
     )  # fmt: skip
-    return draft.at(None, view=view, parameter=worst.name, affected=names, confidence="exact")
+    return draft.at(None, view=view, parameter=name, affected=tuple(large), confidence="exact")
 
 
 def _unusual(evidence: Evidence, views: list[FlowView]) -> Iterator[Finding]:

@@ -25,9 +25,14 @@ def blockers(view: FlowView) -> list[Node]:
     found = []
     for node in reversed(view.flow.nodes):
         parts = view.parts(node.key)
-        if node.op != "output" and view.received(node.key) and parts and all(s.all_zero for _, s in parts):
+        if node.op == "output" or not parts or not all(s.all_zero for _, s in parts):
+            continue
+        if view.received(node.key):
             found.append(node)
-    return found
+        elif view.received(node.key) is None:  # inside of a function of the user's own, whose result got the gradient
+            behind = sorted(view.behind(node.key), key=view.order.__getitem__)
+            found += [view.nodes[k] for k in behind if view.nodes[k].op == "external" and view.received(k)][:1]
+    return list(dict.fromkeys(found))
 
 
 def zero(evidence: Evidence) -> Iterator[Finding]:
