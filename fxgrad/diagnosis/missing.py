@@ -28,19 +28,11 @@ def _cut(view: FlowView, record: ParameterRecord) -> tuple[str, str] | None:
         spots = [spot for spot in view.flow.blind_spots if spot.key == key and spot.consumer is None]
         for spot in spots:
             if spot.cut is not None:
-                return "detached", _whole(view, spot.cut)
+                return "detached", view.function_around(spot.cut) or spot.cut
             if spot.reason in {"no_grad_region", "detached", "integer"}:
-                return "detached", _whole(view, key)
+                return "detached", view.function_around(key) or key
         dropped = dropped or key
     return None if dropped is None else ("unused", dropped)
-
-
-def _whole(view: FlowView, key: str) -> str:
-    """The node to blame for a cut: of a function of the user's own, whose inside runs without gradients, its result."""
-    if not any(spot.key == key and spot.reason == "no_grad_region" for spot in view.flow.blind_spots):
-        return key
-    behind = sorted(view.behind(key), key=view.order.__getitem__)
-    return next((k for k in behind if view.nodes[k].op == "external" and view.received(k) is not None), key)
 
 
 def _grouped(evidence: Evidence, wanted: str) -> dict[str | None, list[ParameterRecord]]:

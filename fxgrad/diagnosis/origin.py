@@ -178,10 +178,11 @@ class _Origin:
         """Nodes that got a finite gradient and send a non-finite one, nearest to the loss first."""
         found = []
         for node in reversed(self.flow.nodes):
-            if node.op in ("output", "placeholder") or not self._finite(node.key):
+            key = self.view.function_around(node.key) or node.key
+            if node.op in ("output", "placeholder") or not self._finite(key):
                 continue
             parts = self.view.parts(node.key)
-            sent = next((_Place(node.key, s, "backward", e) for e, s in parts if bad(s)), None)
+            sent = next((_Place(key, s, "backward", e) for e, s in parts if bad(s)), None)
             own = next(
                 (r.statistics for r in self.view.records(node) if bad(r.statistics) and self._only(r.name)), None
             )

@@ -131,6 +131,22 @@ class FlowView:
         """The nodes that depend on a node, itself left out."""
         return self._reach(key, lambda k: (edge.consumer.key for edge in self.users[k]))
 
+    def function_around(self, key: str) -> str | None:
+        """The result of the user's own autograd function inside of which a node ran, without gradients; else None."""
+        if not self._functions or self.received(key) is not None or not self._without_gradient(key):
+            return None
+        behind = self.behind(key)
+        return next((k for k in self._functions if k in behind), None)
+
+    @cached_property
+    def _functions(self) -> list[str]:
+        """The results of autograd functions that got a gradient, in forward order."""
+        return [n.key for n in self.flow.nodes if n.op == "external" and self.received(n.key) is not None]
+
+    def _without_gradient(self, key: str) -> bool:
+        """Whether a node returned integers only, or ran where gradients are switched off."""
+        return all(self.blind.get(site.id) == "no_grad_region" for site in self.sites[key])
+
     def _reach(self, key: str, step: Callable[[str], Iterable[str]]) -> set[str]:
         found: set[str] = set()
         queue = [key]

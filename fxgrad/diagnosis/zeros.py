@@ -29,9 +29,8 @@ def blockers(view: FlowView) -> list[Node]:
             continue
         if view.received(node.key):
             found.append(node)
-        elif view.received(node.key) is None:  # inside of a function of the user's own, whose result got the gradient
-            behind = sorted(view.behind(node.key), key=view.order.__getitem__)
-            found += [view.nodes[k] for k in behind if view.nodes[k].op == "external" and view.received(k)][:1]
+        elif (around := view.function_around(node.key)) is not None and view.received(around):
+            found.append(view.nodes[around])
     return list(dict.fromkeys(found))
 
 
