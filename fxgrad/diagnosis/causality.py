@@ -86,8 +86,8 @@ def _explains_locally(evidence: Evidence, cause: Finding, finding: Finding) -> b
     if finding.rule == "zero":
         return before
     if finding.rule == "dead" and cause.rule == "dead":
-        behind = here in evidence.view.before(there)
-        return behind and cause.evidence.get("dead_fraction") == 1 and "likely:" not in finding.message
+        # Behind a dead activation all is constant, so that half of the units have the wrong sign.
+        return cause.evidence.get("dead_fraction") == 1 and here in evidence.view.before(there)
     if finding.rule == "saturated":
         return cause.rule == "scale_break" and there in evidence.view.behind(here)
     return finding.rule in {"starved", "underflow", "optimizer_epsilon"} and before
