@@ -208,7 +208,8 @@ def _of_the_guilty_kind(view: FlowView, steps: list[Step], sign: float) -> Step:
     for step in steps:
         total[kinds[step.key]] = total.get(kinds[step.key], 0.0) + sign * step.change
     worst = max(total, key=lambda kind: total[kind])
-    return max((s for s in steps if kinds[s.key] == worst), key=lambda s: sign * s.change)
+    # Rounded, so that of equal ones the first is named, whatever the scale of the loss does to the last digits.
+    return max((s for s in steps if kinds[s.key] == worst), key=lambda s: round(sign * s.change, 2))
 
 
 def _stem(key: str) -> str:
