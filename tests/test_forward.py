@@ -196,6 +196,75 @@ def test_the_histogram_of_values_comes_with_that_of_gradients() -> None:
     assert value.underflow_share("float16", 1.0) == (0.5, 0.5)
 
 
+# ---- channels ----------------------------------------------------------------------------------------------------
+
+
+class Units(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(2, 5, 3)
+        self.fc = nn.Linear(5, 3)
+        self.weight = nn.Parameter(torch.randn(3, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.conv(x).relu_().mean((2, 3))
+        return (self.fc(h) @ self.weight).square().sum()
+
+    def by_hand(self, x: Tensor) -> dict[str, list[float]]:
+        """Squares of the gradient of each unit, by autograd and plain sums."""
+        conv = self.conv(x)
+        fc = self.fc(conv.relu().mean((2, 3)))
+        last = fc @ self.weight
+        found = torch.autograd.grad(last.square().sum(), [conv, fc, last])
+        return {
+            "conv": found[0].double().square().sum((0, 2, 3)).tolist(),
+            "fc": found[1].double().square().sum(0).tolist(),
+            "/matmul": found[2].double().square().sum(0).tolist(),
+        }
+
+
+@pytest.mark.parametrize("sites", ["node", "edge"])
+@pytest.mark.parametrize("capture", ["eager", "auto", "symbolic"])
+def test_gradients_of_channels(capture: Any, sites: Any) -> None:
+    torch.manual_seed(0)
+    model = Units()
+    with fxgrad.watch(model, capture=capture, sites=sites, forward=True, channels=True) as watch:
+        for _ in range(4):
+            x = torch.randn(3, 2, 6, 6)
+            want = model.by_hand(x)
+            out = model(x)
+            out.backward(retain_graph=True)
+            out.backward()
+            first, second = watch.history[-2:]
+            assert first.sites == second.sites
+            found = {site.id: site.channels for site in second if site.channels is not None}
+            assert found.keys() == want.keys()
+            for name, channels in found.items():
+                assert channels.square_sums == pytest.approx(want[name], rel=1e-4)
+                site = second.site(name)
+                assert len(channels.square_sums) == site.shape[channels.axis]
+                assert sum(channels.square_sums) == pytest.approx(site.l2_norm**2, rel=1e-4)
+        assert len(watch.history) == 8
+
+
+def test_channels_leave_out_what_is_not_finite(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(2, 2))
+    scale = torch.tensor([math.inf, 2.0])
+    flow = fxgrad.gradient_flow(model, torch.ones(3, 2), loss=lambda out: (out * scale).sum(), channels=True)
+    channels = flow.site("0").channels
+    assert channels is not None
+    assert (channels.axis, channels.square_sums) == (1, (0.0, pytest.approx(12.0)))
+    flow.to_json(tmp_path / "flow.json")
+    assert fxgrad.load(tmp_path / "flow.json") == flow
+
+
+def test_without_asking_no_channel_is_measured() -> None:
+    flow = fxgrad.gradient_flow(Units(), torch.randn(3, 2, 6, 6))
+    assert all(site.channels is None for site in flow)
+    with pytest.raises(OptionError, match="channels=True needs forward=True"):
+        fxgrad.watch(nn.Linear(2, 2), channels=True)
+
+
 # ---- nothing changes ---------------------------------------------------------------------------------------------
 
 
@@ -205,7 +274,7 @@ def test_the_histogram_of_values_comes_with_that_of_gradients() -> None:
 def test_nothing_changes(case: models.Case, capture: Any) -> None:
     model, args, kwargs = case.build()
     watched, _, _ = case.build()
-    with fxgrad.watch(watched, capture=capture, forward=True, sites="edge") as watch:
+    with fxgrad.watch(watched, capture=capture, forward=True, sites="edge", channels=True) as watch:
         for step in range(3):
             want = plain_run(model, args, kwargs, case.loss, seed=step)
             assert_same_run(plain_run(watched, args, kwargs, case.loss, seed=step), want)
@@ -323,9 +392,9 @@ def test_nothing_is_measured_under_fake_tensors() -> None:
 
 @pytest.mark.parametrize("capture", ["eager", "auto"])
 def test_no_host_sync_in_the_step(capture: Any) -> None:
-    model, x = net(), torch.randn(6, 4)
+    model, x = nn.Sequential(net(), nn.GELU(), nn.Linear(2, 2), nn.Sigmoid()), torch.randn(6, 4)
     plain = events_of_a_step(model, x)
-    with fxgrad.watch(model, forward=True, capture=capture):
+    with fxgrad.watch(model, forward=True, capture=capture, channels=True):
         for _ in range(3):
             events_of_a_step(model, x)
         watched = events_of_a_step(model, x)
