@@ -16,6 +16,9 @@ from fxgrad.capture.modules import ModuleMap
 from fxgrad.record.values import ForwardValues, Units, ValueRecorder
 from fxgrad.torch_private import functorch_active, under_a_mode, without_torch_function
 
+#: What returns memory that can be written to without the version of the value counting it.
+_ALIASES = frozenset({"data", "detach", "detach_"})
+
 
 class Forward:
     """Measures the values of one forward call.  Nothing here raises, and nothing that it does can be seen.
@@ -48,6 +51,8 @@ class Forward:
         if max(sites, default=-1) < 0 or functorch_active():
             return
         gate = _gate(calls, number)
+        if calls[number].word in _ALIASES or calls[number].op == "external":
+            self.taken.forget()
         with _unseen():
             for tensor, site in zip(tensors, sites, strict=False):
                 if site < 0:

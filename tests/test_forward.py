@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 import fxgrad
 from fxgrad.errors import OptionError
+from fxgrad.record import values as values_module
 from fxgrad.schema import Statistics
 from tests import models
 from tests.oracle import At, run_twin
@@ -50,9 +52,14 @@ def assert_value(found: Statistics | None, tensor: Tensor, where: str) -> None:
         assert getattr(found, name) == pytest.approx(want, rel=1e-5, abs=1e-6), (where, name)
 
 
+@pytest.mark.parametrize("repeats", [False, True])
 @pytest.mark.parametrize("capture", ["eager", "symbolic", "auto"])
 @pytest.mark.parametrize("case", models.cases(models.TWINS))
-def test_values_equal_those_of_the_twin(case: models.Case, capture: Any) -> None:
+def test_values_equal_those_of_the_twin(
+    case: models.Case, capture: Any, repeats: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if repeats:  # look for rearrangements of earlier values among small ones too
+        monkeypatch.setattr("fxgrad.record.values.LARGEST", 0)
     if capture == "symbolic" and not case.symbolic_ok:
         pytest.skip("no trace of this model can be right")
     model, args, kwargs = case.build()
@@ -85,6 +92,55 @@ def test_values_do_not_depend_on_the_front_end(case: models.Case) -> None:
     assert eager.parameters == symbolic.parameters
     assert eager.buffers == symbolic.buffers
     assert all(site.value is not None for site in eager)
+
+
+class Rearranges(nn.Module):
+    """Large values: some are others in another order or place, some only look like that."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        h = x * 2
+        turned = h.view(4, -1).t()
+        same = F.dropout(turned, training=False).contiguous()
+        half = h.view(-1)[: h.numel() // 2]
+        h.mul_(3.0)
+        again = h.view(4, -1)
+        h.data.mul_(2.0)  # counted by no version
+        later = h.view(-1, 4)
+        return same, half.expand(2, -1), again, later, -h
+
+
+@pytest.mark.parametrize("capture", ["eager", "symbolic", "auto"])
+def test_values_in_the_memory_of_another_value(capture: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    reduced: list[int] = []
+    original = values_module.write_full
+
+    def counting(tensor: Tensor, slots: Any, index: int, size: int) -> Any:
+        reduced.append(index)
+        return original(tensor, slots, index, size)
+
+    monkeypatch.setattr(values_module, "write_full", counting)
+    x = torch.randn(200, 200, requires_grad=True)
+    model = Rearranges()
+    with fxgrad.watch(model, capture=capture, forward=True) as watch:
+        for _ in range(3):
+            reduced.clear()
+            model(x)[-1].sum().backward()
+            flow = watch.flow()
+            sums = {site.id: site.value.sum for site in flow if site.value is not None}
+            twice, half = 2 * x.double(), 2 * x.double().view(-1)[:20000]
+            want = {"/mul": twice, "/view": twice, "/t": twice, "/view#1": twice, "/view#2": twice * 3}
+            want |= {
+                "/getitem": half,
+                "/expand": half * 12,
+                "/mul_": twice * 3,
+                "/view#3": twice * 6,
+                "/neg": -twice * 6,
+            }
+            for name, value in want.items():
+                assert sums[name] == pytest.approx(value.sum().item(), rel=1e-4, abs=1e-2), name
+    ids = [site.id for site in flow]
+    assert not {"/view", "/t", "/view#2"} & {ids[index] for index in reduced}
+    assert {"/mul", "/getitem", "/expand", "/mul_", "/view#3", "/neg"} <= {ids[index] for index in reduced}
 
 
 class InPlace(nn.Module):
