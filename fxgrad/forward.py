@@ -50,18 +50,18 @@ class Forward:
         sites = tuple(sites)
         if max(sites, default=-1) < 0 or functorch_active():
             return
-        gate = _gate(calls, number)
         if calls[number].word in _ALIASES or calls[number].op == "external":
             self.taken.forget()
         with _unseen():
             for tensor, site in zip(tensors, sites, strict=False):
-                if site < 0:
-                    continue
-                self.taken.take(site, tensor)
-                if gate is not None:
-                    with contextlib.suppress(Exception):  # whatever a strange tensor cannot do
+                if site >= 0:
+                    self.taken.take(site, tensor)
+            with contextlib.suppress(Exception):  # whatever a strange tensor cannot do
+                self._hook_channels(calls[number], tensors, sites)
+                gate = _gate(calls, number)
+                for tensor, site in zip(tensors, sites, strict=False):
+                    if gate is not None and site >= 0:
                         self._count(gate, tensor, site, given)
-            self._hook_channels(calls[number], tensors, sites)
 
     def _hook_channels(self, call: Call, tensors: Iterable[Tensor], sites: Sequence[int]) -> None:
         axis, recording = units_of(call), self._recording()

@@ -108,21 +108,31 @@ class ForwardValues:
 
     def take(self, site: int, value: Tensor) -> None:
         """The value at ``site``, as it is now.  Call under ``no_grad``.  Never raises."""
-        latest = self._latest
-        if latest is None or not _may_repeat(value):
+        identity = self._identity(value) if self._latest is not None else None
+        if identity is None or self._latest is None:
             self._take(self._sites, site, value)
             return
-        memory = storage_of(value)
-        facts = (value.storage_offset(), value.numel(), value.dtype, version_of(value), value.is_neg())
-        known = latest.get(memory)
+        memory, facts = identity
+        known = self._latest.get(memory)
         if known is not None and known.facts == facts:
             self._extend(self._sites, site)
             self._sites.readings[site] = known.reading
             return
         self._take(self._sites, site, value)
         reading = self._sites.readings[site]
-        if memory is not None and reading is not None:
-            latest[memory] = _Latest(facts, reading)
+        if reading is not None:
+            self._latest[memory] = _Latest(facts, reading)
+
+    @staticmethod
+    def _identity(value: Tensor) -> tuple[object, tuple[Any, ...]] | None:
+        """The memory of a value and what it is of it; None where that is not worth knowing or cannot be known."""
+        try:
+            memory = storage_of(value) if _may_repeat(value) else None
+            if memory is None:
+                return None
+            return memory, (value.storage_offset(), value.numel(), value.dtype, version_of(value), value.is_neg())
+        except Exception:  # noqa: BLE001  # a tensor without memory, whatever it is
+            return None
 
     def forget(self) -> None:
         """Memory may be written to that no version counts from here on: every value is reduced anew."""
