@@ -36,6 +36,7 @@ def gradient_flow(  # noqa: PLR0913  # the public signature of the design
     statistics: Level = "full",
     sites: SiteKind | None = None,
     forward: bool | None = None,
+    channels: bool = False,
 ) -> GradientFlow:
     """One forward and one backward pass of ``model``, and the gradient at every intermediate value.
 
@@ -55,6 +56,8 @@ def gradient_flow(  # noqa: PLR0913  # the public signature of the design
             sends back (in ``flow.edges``).  None: ``"edge"``, but ``"node"`` with ``capture="dynamo"``.
         forward: whether the values themselves are measured too, in the forward pass: ``site.value``,
             ``site.activity``, ``parameter.value``, ``flow.buffers``.  None: where ``statistics`` is not ``"norm"``.
+        channels: with ``forward``, also the gradient of what convolutions, linear and matmul-like nodes returned, unit
+            by unit, in ``site.channels``.
 
     Raises:
         ModelError: the model or the loss raised, or there is nothing to differentiate.
@@ -66,10 +69,10 @@ def gradient_flow(  # noqa: PLR0913  # the public signature of the design
     sites = sites or ("node" if capture == "dynamo" else "edge")
     if forward is None:
         forward = statistics != "norm" and capture != "dynamo"
-    _check_options(capture, statistics, sites, forward)
+    _check_options(capture, statistics, sites, forward, channels)
     if capture == "dynamo":
         _only_norm(statistics, sites, "capture='dynamo'", forward=forward)
-    return _measured(model, args, kwargs, loss, Options(statistics, capture, sites, forward))
+    return _measured(model, args, kwargs, loss, Options(statistics, capture, sites, forward, channels))
 
 
 def _measured(
@@ -100,7 +103,7 @@ def _measured(
 
 def watch(  # noqa: PLR0913  # the public signature of the design
     model: nn.Module, *, every: int = 1, statistics: Level = "norm", sites: SiteKind = "node",
-    capture: Capture = "auto", forward: bool = False,
+    capture: Capture = "auto", forward: bool = False, channels: bool = False,
 ) -> Watch:  # fmt: skip
     """Observe the gradients of ``model`` in place, while the training loop stays as it is.
 
@@ -114,6 +117,8 @@ def watch(  # noqa: PLR0913  # the public signature of the design
             agrees with what eager recorded; ``"eager"`` or ``"symbolic"`` to insist.
         forward: whether the values themselves are measured too, in the forward pass: ``site.value``,
             ``site.activity``, ``parameter.value``, ``flow.buffers``.
+        channels: with ``forward``, also the gradient of what convolutions, linear and matmul-like nodes returned, unit
+            by unit, in ``site.channels``.
 
     Returns:
         A handle and context manager with ``flow()``, ``history`` and ``remove()``.
@@ -123,7 +128,7 @@ def watch(  # noqa: PLR0913  # the public signature of the design
         OptionError: an option has an unknown value.
         CaptureError: ``symbolic`` was asked for and the model cannot be traced (raised by the model's first call).
     """
-    _check_options(capture, statistics, sites, forward)
+    _check_options(capture, statistics, sites, forward, channels)
     if capture == "dynamo":
         message = (
             "capture='dynamo' watches no model in place: use torch.compile(model, backend='fxgrad') and "
@@ -133,7 +138,7 @@ def watch(  # noqa: PLR0913  # the public signature of the design
     if isinstance(every, bool) or not isinstance(every, int) or every < 1:
         message = f"every must be a whole number of at least 1, but is {every!r}"
         raise OptionError(message)
-    return Watch(model, Options(statistics, capture, sites, forward), every=every)
+    return Watch(model, Options(statistics, capture, sites, forward, channels), every=every)
 
 
 def instrument(  # noqa: PLR0913  # the public signature of the design
@@ -208,17 +213,23 @@ def rewrite(
     return Rewrite(model, rules, capture=capture, audit=audit)
 
 
-def _check_options(capture: str, statistics: str, sites: str, forward: object = False) -> None:  # noqa: FBT002  # not a flag yet
+def _check_options(
+    capture: str, statistics: str, sites: str, forward: object = False, channels: object = False,  # noqa: FBT002
+) -> None:  # fmt: skip
     allowed = {
         "capture": (capture, ("auto", "symbolic", "eager", "dynamo")),
         "statistics": (statistics, ("norm", "full", "histogram")),
         "sites": (sites, ("node", "edge")),
         "forward": (forward, (False, True)),
+        "channels": (channels, (False, True)),
     }
     for name, (value, values) in allowed.items():
         if value not in values:
             message = f"{name}={value!r} is not known; it is one of {', '.join(map(repr, values))}"
             raise OptionError(message)
+    if channels and not forward:
+        message = "channels=True needs forward=True: what makes the units is found in the forward pass"
+        raise OptionError(message)
 
 
 def _only_norm(statistics: str, sites: str, what: str, *, forward: bool) -> None:

@@ -74,7 +74,7 @@ class _Sites:
         self.kept = kept
         self.found = measured.sites
         self.values = dict(enumerate(measured.values))
-        self.activity = measured.activity
+        self.activity, self.channels = measured.activity, measured.channels
         self.frozen = frozen
         self.number = plan.site_numbers
         self.planned = recording.planned
@@ -127,6 +127,7 @@ class _Sites:
             rewritten=self._rewritten(number),
             value=self.values.get(number),
             activity=self.activity.get(number),
+            channels=self.channels.get(number),
         )
 
     def _rewritten(self, number: int) -> Rewritten | None:

@@ -81,12 +81,14 @@ class Options:
         capture: ``"auto"``, ``"symbolic"`` or ``"eager"``.
         sites: ``"edge"`` to measure the part of each consumer of a value as well.
         forward: whether the values themselves are measured, in the forward pass.
+        channels: whether gradients of what convolutions and linear ops return are measured unit by unit as well.
     """
 
     level: Level = "norm"
     capture: str = "auto"
     sites: SiteKind = "node"
     forward: bool = False
+    channels: bool = False
 
 
 class Engine:
@@ -157,7 +159,7 @@ class Engine:
             recording.parameters = self.parameters.refresh(self.modules.parameters)
             recording.edges = EdgeNotes(None) if self.options.sites == "edge" else None
             recording.accumulating = accumulating(recording.parameters)
-            recording.values = begin(self._values, self.modules)
+            recording.values = begin(self._values, self.modules, recording if self.options.channels else None)
         if rules is not None:
             recording.rewriting = rules.begin(recording, observing=observe)
         return recording

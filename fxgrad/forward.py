@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fxgrad.capture.activations import Gate, gate_of
+from fxgrad.capture.activations import Gate, gate_of, units_of
 from fxgrad.capture.captured import Call
 from fxgrad.capture.modules import ModuleMap
 from fxgrad.record.values import ForwardValues, Units, ValueRecorder
 from fxgrad.torch_private import functorch_active, under_a_mode, without_torch_function
+
+#: What returns memory that can be written to without the version of the value counting it.
+_ALIASES = frozenset({"data", "detach", "detach_"})
 
 
 class Forward:
@@ -22,13 +26,15 @@ class Forward:
     Args:
         taken: where the statistics go.
         modules: of the model, whose forward begins now.
+        recording: where the gradients of channels go; None where they are not asked for.
 
     Attributes:
         buffers: the floating and complex ones, which stand behind the parameters in ``taken.state``.
     """
 
-    def __init__(self, taken: ForwardValues, modules: ModuleMap) -> None:
+    def __init__(self, taken: ForwardValues, modules: ModuleMap, recording: Any = None) -> None:
         self.taken = taken
+        self._recording = weakref.ref(recording) if recording is not None else _nothing
         self.root = modules.root
         self.buffers = [(name, b) for name, b in modules.buffers if b.is_floating_point() or b.is_complex()]
         taken.take_state([parameter for _, parameter in modules.parameters] + [buffer for _, buffer in self.buffers])
@@ -44,15 +50,26 @@ class Forward:
         sites = tuple(sites)
         if max(sites, default=-1) < 0 or functorch_active():
             return
-        gate = _gate(calls, number)
+        if calls[number].word in _ALIASES or calls[number].op == "external":
+            self.taken.forget()
         with _unseen():
             for tensor, site in zip(tensors, sites, strict=False):
-                if site < 0:
-                    continue
-                self.taken.take(site, tensor)
-                if gate is not None:
-                    with contextlib.suppress(Exception):  # whatever a strange tensor cannot do
+                if site >= 0:
+                    self.taken.take(site, tensor)
+            with contextlib.suppress(Exception):  # whatever a strange tensor cannot do
+                self._hook_channels(calls[number], tensors, sites)
+                gate = _gate(calls, number)
+                for tensor, site in zip(tensors, sites, strict=False):
+                    if gate is not None and site >= 0:
                         self._count(gate, tensor, site, given)
+
+    def _hook_channels(self, call: Call, tensors: Iterable[Tensor], sites: Sequence[int]) -> None:
+        axis, recording = units_of(call), self._recording()
+        if axis is None or recording is None or not call.grad_enabled:
+            return
+        for tensor, site in zip(tensors, sites, strict=False):
+            if site >= 0 and tensor.grad_fn is not None and tensor.ndim >= -axis:
+                tensor.register_hook(ChannelHook(recording, site, axis + tensor.ndim))  # type: ignore[no-untyped-call]
 
     def called(
         self, calls: Sequence[Call], found: Sequence[tuple[str, Tensor]], first: int, given: tuple[Any, Any]
@@ -83,14 +100,35 @@ class Forward:
             self.taken.finish()
 
 
-def begin(recorder: ValueRecorder | None, modules: ModuleMap) -> Forward | None:
+class ChannelHook:
+    """The tensor hook that measures a gradient unit by unit.  Observes, returns None, keeps nothing."""
+
+    __slots__ = ("_axis", "_recording", "_site")
+    __torch_unserializable__ = True
+
+    def __init__(self, recording: Any, site: int, axis: int) -> None:
+        self._recording = recording
+        self._site = site
+        self._axis = axis
+
+    def __call__(self, gradient: Tensor | None) -> None:
+        """Hand on what arrived."""
+        if gradient is not None:
+            self._recording.sink.observe_channels(self._recording, self._site, gradient, self._axis)
+
+
+def _nothing() -> None:
+    return None
+
+
+def begin(recorder: ValueRecorder | None, modules: ModuleMap, recording: Any = None) -> Forward | None:
     """A forward call begins, whose values are measured; None where they are not asked for or have no numbers."""
     if recorder is None:
         return None
     with _unseen():
         if under_a_mode() and type(torch.empty(0)) is not Tensor:  # fake tensors: our memory would be fake as well
             return None
-        return Forward(recorder.begin(), modules)
+        return Forward(recorder.begin(), modules, recording)
 
 
 def accumulating(parameters: Sequence[tuple[int, tuple[str, ...], Tensor]]) -> bool:

@@ -69,6 +69,16 @@ def base_of(tensor: Tensor) -> Tensor | None:
     return tensor._base  # noqa: SLF001
 
 
+def storage_of(tensor: Tensor) -> object | None:
+    """A stand-in for the memory of ``tensor``: equal for one memory, and while it lives no other memory gets its place.
+
+    ``torch.multiprocessing.reductions.StorageWeakRef``, which torch's own compiler uses for the same end; it keeps no
+    memory alive.  None where it is missing: every tensor then counts as one with memory of its own.
+    """
+    kind = getattr(torch.multiprocessing.reductions, "StorageWeakRef", None)
+    return None if kind is None else kind(tensor.untyped_storage())
+
+
 def at_end_of_backward(callback: Callable[[], None]) -> bool:
     """Call ``callback`` when the running backward pass ends; False where torch offers no way.
 

@@ -44,6 +44,21 @@ def test_versions_and_bases() -> None:
     before = torch_private.version_of(view)
     x.add_(1)
     assert torch_private.version_of(view) == before + 1
+    with torch.inference_mode():
+        assert torch_private.version_of(torch.ones(1)) == 0
+
+
+def test_memory_has_an_identity_that_outlives_it() -> None:
+    x = torch.zeros(4, 4)
+    first, other = torch_private.storage_of(x), torch_private.storage_of(torch.zeros(4, 4))
+    assert first == torch_private.storage_of(x.t()) == torch_private.storage_of(x[1:])
+    assert hash(first) == hash(torch_private.storage_of(x[0]))
+    assert first != other
+    seen = {other}
+    for _ in range(100):  # each of them may lie where the one before lay
+        made = torch_private.storage_of(torch.zeros(4, 4))
+        assert made not in seen
+        seen.add(made)
 
 
 def test_the_end_of_a_backward_is_announced() -> None:

@@ -5,6 +5,7 @@ Known by op word and by class of the leaf module; all tables are in this file.
 
 from __future__ import annotations
 
+import functools
 import math
 import numbers
 from collections.abc import Iterator, Mapping, Sequence
@@ -101,7 +102,7 @@ class Gate:
         written down.
         """
         if self.word in _FROM_BELOW:
-            return torch.signbit(value) & (value >= -NEAR)
+            return _just_below_zero(value)
         if self.word in _NONZERO:
             return value == 0
         settings = {} if self.word in _FIXED else self._settings(given, root)
@@ -137,6 +138,18 @@ class Gate:
         return axis if 0 <= axis < value.ndim else value.ndim - 1
 
 
+def _just_below_zero(value: Tensor) -> Tensor:
+    """Where a value is -0.0 or at most ``NEAR`` below 0: as integers, the bits of negative numbers grow with -value."""
+    kind, limit = _bits_of_near(value.dtype)
+    return value.view(kind) <= limit
+
+
+@functools.cache
+def _bits_of_near(dtype: torch.dtype) -> tuple[torch.dtype, int]:
+    kind = {2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize]
+    return kind, int(torch.tensor(-NEAR, dtype=dtype, device="cpu").view(kind).item())
+
+
 def _limits(word: str, settings: Mapping[str, float | None]) -> Limits:
     if word in ("elu", "celu"):
         alpha = settings["alpha"]
@@ -168,6 +181,11 @@ def gate_of(calls: Sequence[Call], number: int) -> Gate | None:
     elif word not in _FIXED and word not in _SETTINGS and word not in _FROM_BELOW and word not in _NONZERO:
         return None
     return Gate(word, call, _Walk(calls).axis(number), fixed)
+
+
+def units_of(call: Call) -> int | None:
+    """The dimension of the units that a convolution, linear or matmul-like call makes, negative; else None."""
+    return _MAKERS.get(call.module_type if call.op == "call_module" else call.word)
 
 
 # ---- the walk ----------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from fxgrad.record.slots import Reading
 from fxgrad.record.staging import WIDTH, Batch
 from fxgrad.record.statistics import ZERO_COUNT, from_full, from_norm, merged_rows
 from fxgrad.record.values import ForwardValues, Units
-from fxgrad.schema import Activity, Statistics
+from fxgrad.schema import Activity, ChannelSums, Statistics
 
 _Rows = dict[tuple[int, Any], Any]
 
@@ -29,7 +29,7 @@ class Measured:
     Attributes:
         sites, parameters: of the gradients.
         values, state: of the values at the sites; of the parameters and, behind them, the buffers.
-        activity: by site.
+        activity, channels: by site.
     """
 
     sites: list[Statistics | None]
@@ -37,6 +37,7 @@ class Measured:
     values: list[Statistics | None]
     state: list[Statistics | None]
     activity: dict[int, Activity]
+    channels: dict[int, ChannelSums]
 
 
 def read_event(kept: Kept, forward: ForwardValues | None) -> Measured:
@@ -44,7 +45,10 @@ def read_event(kept: Kept, forward: ForwardValues | None) -> Measured:
     parts = [kept, kept.parameters, *((forward.sites, forward.state) if forward is not None else (None, None))]
     rows = _rows(parts)
     sites, parameters, values, state = ([] if part is None else _read(part, rows) for part in parts)
-    measured = Measured(sites, parameters, values, state, {})
+    measured = Measured(sites, parameters, values, state, {}, {})
+    for site, axis in kept.channels.items():
+        norms = rows[_place(kept, ("channels", site))]
+        measured.channels[site] = ChannelSums(axis, tuple(norm * norm for norm in norms))
     if forward is not None and forward.sites is not None:
         for site, units in forward.units.items():
             measured.activity[site] = _activity(rows[_place(forward.sites, ("units", site))], units)

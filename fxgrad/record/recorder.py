@@ -6,6 +6,7 @@ pass runs through several recordings, each gets its own part of the event; the p
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -72,6 +73,7 @@ class Part:
     hook may fill by itself; it ends with a None, for the number -1 of a hook without a site.  What a hook wrote has
     the gradient's shape as its reading.  ``put`` stages a small gradient
     at level ``full``.  ``sources`` are the buffers that the readings are in, besides the batches of the event.
+    ``channels``: by site, the dimension of its units and the l2 norm of each unit's gradient.
     """
 
     event: BackwardEvent
@@ -82,6 +84,7 @@ class Part:
     norm: Callable[..., Tensor] = norm_of_float32
     put: Callable[[Tensor], Reading | None] | None = None
     sources: set[BufferKey] = field(default_factory=set)
+    channels: dict[int, tuple[int, Tensor]] = field(default_factory=dict)
 
 
 @dataclass(slots=True, eq=False)
@@ -99,7 +102,7 @@ class BackwardEvent:
 class Kept:
     """A finished part: a copy of its slots on the device, small, to be read when somebody asks.
 
-    ``buffers`` by ``BufferKey`` or ``Batch``.
+    ``buffers`` by ``BufferKey`` or ``Batch``, and by ``("channels", site)`` where ``channels`` names the site.
     """
 
     recording: Any
@@ -109,6 +112,7 @@ class Kept:
     failures: dict[int, str]
     usual: BufferKey | None
     parameters: Kept | None = None
+    channels: dict[int, int] = field(default_factory=dict)
 
     def settle(self) -> None:
         """Bring all readings into one form, and say which batches failed.  May be called twice."""
@@ -163,6 +167,25 @@ class Recorder:
                 part.sources.add(reading[0])
         except Exception as error:  # noqa: BLE001  # the user's backward must go on, whatever the gradient is
             part.failures[index] = f"{type(error).__name__}: {error}".splitlines()[0]
+
+    def observe_channels(self, owner: Owner, index: int, gradient: Tensor, axis: int) -> None:
+        """Keep the l2 norm of each unit's gradient, over the finite entries; units lie along ``axis``.  Never raises.
+
+        Called before ``observe`` gets the same gradient.
+        """
+        if functorch_active():
+            return
+        with contextlib.suppress(Exception), torch.no_grad():  # the user's backward must go on
+            if owner.task == current_backward() and index < len(owner.part.readings):
+                part: Part = owner.part
+            else:
+                part = self._part(owner, index)
+            modulus = torch.nan_to_num(gradient.abs(), nan=0.0, posinf=0.0, neginf=0.0)
+            others = [n for n in range(gradient.ndim) if n != axis]
+            norms = (
+                torch.linalg.vector_norm(modulus, dim=others, dtype=accumulator(gradient.dtype)) if others else modulus
+            )
+            part.channels[index] = axis, norms
 
     def _write(self, part: Part, owner: Owner, index: int, gradient: Tensor) -> Reading:
         if functorch_active():
@@ -288,7 +311,9 @@ class Recorder:
     def _keep(self, owner: Owner, part: Part, batches: list[Batch]) -> Kept:
         owner.task = owner.part = None
         slots = part.slots
-        buffers: dict[BufferKey | Batch, Tensor] = {source: slots.buffers[source].clone() for source in part.sources}
+        buffers: dict[Any, Tensor] = {source: slots.buffers[source].clone() for source in part.sources}
         buffers.update({batch: batch.result for batch in batches if batch.result is not None})
+        buffers.update({("channels", site): norms for site, (_, norms) in part.channels.items()})
+        axes = {site: axis for site, (axis, _) in part.channels.items()}
         self._free[owner is self.parameters].append(slots)
-        return Kept(owner, part.event.number, buffers, part.readings, part.failures, slots.usual)
+        return Kept(owner, part.event.number, buffers, part.readings, part.failures, slots.usual, channels=axes)

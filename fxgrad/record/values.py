@@ -17,9 +17,10 @@ from fxgrad.record.histogram import write_histogram
 from fxgrad.record.kernels import kernels
 from fxgrad.record.recorder import Kept
 from fxgrad.record.slots import BufferKey, Reading, Slots
-from fxgrad.record.staging import Batch, Page
+from fxgrad.record.staging import LARGEST, Batch, Page
 from fxgrad.record.statistics import dense
 from fxgrad.schema import Level
+from fxgrad.torch_private import storage_of, version_of
 
 
 class Units(NamedTuple):
@@ -32,6 +33,13 @@ class Units(NamedTuple):
     counts: Tensor
     axis: int
     samples: int
+
+
+class _Latest(NamedTuple):
+    """The latest value that was reduced in some memory: where in it, how many entries, of which dtype and version."""
+
+    facts: tuple[Any, ...]
+    reading: Reading
 
 
 class _Taken:
@@ -96,24 +104,56 @@ class ForwardValues:
         self._free = free
         self._sites = _Taken(memory.sites)
         self._state = _Taken(memory.state)
-        self._batches: list[Batch] = []
+        self._latest: dict[object, _Latest] | None = {} if level == "full" else None
 
     def take(self, site: int, value: Tensor) -> None:
         """The value at ``site``, as it is now.  Call under ``no_grad``.  Never raises."""
+        identity = self._identity(value) if self._latest is not None else None
+        if identity is None or self._latest is None:
+            self._take(self._sites, site, value)
+            return
+        memory, facts = identity
+        known = self._latest.get(memory)
+        if known is not None and known.facts == facts:
+            self._extend(self._sites, site)
+            self._sites.readings[site] = known.reading
+            return
         self._take(self._sites, site, value)
+        reading = self._sites.readings[site]
+        if reading is not None:
+            self._latest[memory] = _Latest(facts, reading)
+
+    @staticmethod
+    def _identity(value: Tensor) -> tuple[object, tuple[Any, ...]] | None:
+        """The memory of a value and what it is of it; None where that is not worth knowing or cannot be known."""
+        try:
+            memory = storage_of(value) if _may_repeat(value) else None
+            if memory is None:
+                return None
+            return memory, (value.storage_offset(), value.numel(), value.dtype, version_of(value), value.is_neg())
+        except Exception:  # noqa: BLE001  # a tensor without memory, whatever it is
+            return None
+
+    def forget(self) -> None:
+        """Memory may be written to that no version counts from here on: every value is reduced anew."""
+        self._latest = None
 
     def take_state(self, tensors: Iterable[Tensor]) -> None:
         """Parameters and buffers, as they are now.  Call under ``no_grad``.  Never raises."""
         for number, tensor in enumerate(tensors):
             self._take(self._state, number, tensor)
 
+    @staticmethod
+    def _extend(taken: _Taken, index: int) -> None:
+        missing = index + 1 - len(taken.readings)
+        if missing > 0:
+            taken.readings.extend([None] * missing)
+
     def _take(self, taken: _Taken, index: int, tensor: Tensor) -> None:
         memory = self._memory
         if memory is None:  # the forward has returned
             return
-        missing = index + 1 - len(taken.readings)
-        if missing > 0:
-            taken.readings.extend([None] * missing)
+        self._extend(taken, index)
         try:
             taken.readings[index] = self._write(memory, taken, index, _plain(tensor))
         except Exception as error:  # noqa: BLE001  # the user's forward must go on, whatever the value is
@@ -147,6 +187,28 @@ class ForwardValues:
         self.sites, self.state = _keep(self._sites, batches), _keep(self._state, batches)
         self.sites.buffers.update({("units", site): units.counts for site, units in self.units.items()})
         self._free.append(memory)
+
+
+def _may_repeat(value: Tensor) -> bool:
+    """Whether a value may be a rearrangement of one before it that is worth looking for: large, and without gaps.
+
+    Views, reshapes, permutations and ops that return their argument make a third of the values of a transformer.  One
+    that requires a gradient is written to behind torch's back by nobody.
+    """
+    if not value.requires_grad or type(value) is not Tensor or value.layout is not torch.strided or value.is_meta:
+        return False
+    return value.numel() > LARGEST and not value.is_nested and _without_gaps(value)
+
+
+def _without_gaps(value: Tensor) -> bool:
+    if value.is_contiguous():
+        return True
+    expected = 1
+    for stride, size in sorted(zip(value.stride(), value.shape, strict=True)):
+        if size != 1 and stride != expected:
+            return False
+        expected *= size
+    return True
 
 
 def _plain(tensor: Tensor) -> Tensor:

@@ -28,7 +28,7 @@ from fxgrad.schema.records import (
 )
 from fxgrad.schema.rewriting import NotRewritten, RewriteReport, RuleRecord
 from fxgrad.schema.statistics import Statistics
-from fxgrad.schema.values import Activity, BufferRecord, Constant, OptimizerFacts, Update
+from fxgrad.schema.values import Activity, BufferRecord, ChannelSums, Constant, OptimizerFacts, Update
 from fxgrad.schema.words import REASONS, FrontEnd, Level, NormWord, Reason, SiteKind
 
 __all__ = [
@@ -38,6 +38,7 @@ __all__ = [
     "BlindSpot",
     "BufferRecord",
     "CaptureReport",
+    "ChannelSums",
     "Confidence",
     "Constant",
     "Consumer",

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fxgrad.schema.statistics import Statistics
-from fxgrad.schema.values import Activity, Constant, Update
+from fxgrad.schema.values import Activity, ChannelSums, Constant, Update
 from fxgrad.schema.words import Reason
 
 
@@ -139,6 +139,7 @@ class Site(_HasStatistics):
         value: statistics of the value itself, in the forward pass; None where they were not asked for.
         activity: which units of an activation's output ever fired in this forward; None for other values, or where
             forward statistics were not asked for.
+        channels: the gradient unit by unit; None where ``channels=True`` was not given, or the node makes no units.
     """
 
     node: Node
@@ -152,6 +153,7 @@ class Site(_HasStatistics):
     rewritten: Rewritten | None = None
     value: Statistics | None = None
     activity: Activity | None = None
+    channels: ChannelSums | None = None
 
     @property
     def passed_on(self) -> Statistics | None:

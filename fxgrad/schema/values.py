@@ -46,6 +46,19 @@ class Activity:
 
 
 @dataclass(frozen=True, slots=True)
+class ChannelSums:
+    """The gradient of what a convolution, linear or matmul-like node returned, unit by unit.
+
+    Attributes:
+        axis: dimension of the units, counted from 0.
+        square_sums: sum of squared moduli over the finite entries of each unit.
+    """
+
+    axis: int
+    square_sums: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class BufferRecord:
     """A floating or complex buffer as it was when the forward began.
 
