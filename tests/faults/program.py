@@ -66,6 +66,7 @@ class Program:
         outside: the fault lies outside the model or at a parameter: no node is to be blamed.
         victims: beginnings of the names of the parameters that suffer, for the proof in plain torch.
         forms: the forms in which it must be found.
+        info_ok: whether the right rule as information counts as found, since training goes on all the same.
         half: thresholds are set on ``tune`` and reported on ``report``.
     """
 
@@ -78,6 +79,7 @@ class Program:
     outside: bool = False
     victims: tuple[str, ...] = ()
     forms: frozenset[Form] = BOTH
+    info_ok: bool = False
     half: Half = "tune"
 
     def build(self, seed: int) -> Built:
