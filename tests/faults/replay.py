@@ -6,6 +6,7 @@ run again, alone, on copies of its inputs and with the gradient that arrived at 
 
 from __future__ import annotations
 
+import math
 import warnings
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,12 +25,16 @@ _ON_PURPOSE = ("masked_fill", "masked_fill_", "tensor", "full", "full_like", "wh
 
 @dataclass
 class Call:
-    """A call of a torch function: copies of its inputs, its outputs, and the gradients that arrived there."""
+    """A call of a torch function: copies of its inputs, its outputs (and whether they held NaN, or finite numbers only,
+    when it returned), and the gradients that arrived there.
+    """
 
     function: Any
     spec: Any
     leaves: list[Any]
     outputs: list[Tensor]
+    has_nan: bool
+    finite: bool
     arrived: dict[int, Tensor] = field(default_factory=dict)
 
     @property
@@ -53,7 +58,8 @@ class _Catch(TorchFunctionMode):
         result = func(*args, **(kwargs or {}))
         if getattr(func, "__name__", "") not in _QUIET:
             outputs = [x for x in tree_flatten(result)[0] if isinstance(x, Tensor)]
-            call = Call(func, spec, copies, outputs)
+            # asked now: a later call may write into these outputs
+            call = Call(func, spec, copies, outputs, any(bool(o.isnan().any()) for o in outputs), _finite(outputs))
             self.calls.append(call)
             for index, output in enumerate(outputs):
                 if output.requires_grad:
@@ -89,9 +95,9 @@ def origins(built: Built) -> list[str]:
     forward_nan, forward_inf, backward = [], [], []
     for call in calls:
         ins = call.inputs()
-        if any(o.isnan().any() for o in call.outputs) and not any(x.isnan().any() for x in ins):
+        if call.has_nan and not any(x.isnan().any() for x in ins):
             forward_nan.append(call.name)
-        if not _finite(call.outputs) and _finite(ins) and call.name not in _ON_PURPOSE:
+        if not call.finite and _finite(ins) and call.name not in _ON_PURPOSE:
             forward_inf.append(call.name)
         if call.arrived and _finite(call.arrived.values()) and not _finite(_replayed(call)):
             backward.append(call.name)
@@ -122,3 +128,14 @@ def _finite(tensors: Any) -> bool:
 
 def _unique(names: list[str]) -> list[str]:
     return list(dict.fromkeys(names))
+
+
+def gain(call: Call) -> float:
+    """L2 norm of the gradients that a call sends to its inputs, over that of what arrived at its outputs.
+
+    Of several inputs the first that got a gradient counts, but for ``cat``: that is the gain along the path.
+    """
+    replayed = _replayed(call)
+    sent = math.sqrt(sum(g.double().norm().item() ** 2 for g in (replayed if call.name == "cat" else replayed[:1])))
+    arrived = math.sqrt(sum(g.double().norm().item() ** 2 for g in call.arrived.values()))
+    return sent / arrived if arrived else math.nan
