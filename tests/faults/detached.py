@@ -55,7 +55,9 @@ def block_under_no_grad():
 @DETACHED("detached", culprits=("long", "to", "int"), victims=("first",))
 def cast_to_integers():
     net = Net(
-        lambda self, x: self.head((self.first(x) * 10).long().float() / 10), first=nn.Linear(8, 16), head=nn.Linear(16, 3)
+        lambda self, x: self.head((self.first(x) * 10).long().float() / 10),
+        first=nn.Linear(8, 16),
+        head=nn.Linear(16, 3),
     )
     return Built(net, (torch.randn(16, 8),), xent(16, 3))
 
@@ -85,7 +87,11 @@ def recurrent_state_detached_each_step():
     return Built(Truncated(), (torch.randn(16, 6),), xent(16, 3))
 
 
-@DETACHED("detached", culprits=("tensor", "numpy", "from_numpy", "detach", "as_tensor", "input", "external"), victims=("encoder",))
+@DETACHED(
+    "detached",
+    culprits=("tensor", "numpy", "from_numpy", "detach", "as_tensor", "input", "external"),
+    victims=("encoder",),
+)
 def round_trip_through_numpy():
     class Numpy(nn.Module):
         def __init__(self):

@@ -68,7 +68,9 @@ def residual_net_without_norm():
     return Built(he(Res(), 1.6), (torch.randn(4, 3, 8, 8),), xent(4, 4))
 
 
-@EXPLODING("exploding", "scale_break", culprits=("stages.3",), not_culprits=("stages.2", "stages.4"), victims=("stages.0",))
+@EXPLODING(
+    "exploding", "scale_break", culprits=("stages.3",), not_culprits=("stages.2", "stages.4"), victims=("stages.0",)
+)
 def one_convolution_badly_made():
     class Stack(nn.Module):
         def __init__(self):

@@ -91,7 +91,12 @@ def zero_gamma_residual_cnn():
             return F.relu(x + self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x))))))
 
     net = nn.Sequential(
-        nn.Conv2d(3, 8, 3, padding=1), Bottleneck(), Bottleneck(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4)
+        nn.Conv2d(3, 8, 3, padding=1),
+        Bottleneck(),
+        Bottleneck(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(8, 4),
     )
     return Built(net, (torch.randn(8, 3, 8, 8),), xent(8, 4))
 
@@ -195,15 +200,16 @@ def embedding_with_sparse_gradient():
 
 @HEALTHY()
 def embedding_bag():
-    net = Net(
-        lambda self, i, o: self.head(F.relu(self.bag(i, o))), bag=nn.EmbeddingBag(300, 16), head=nn.Linear(16, 3)
-    )
+    net = Net(lambda self, i, o: self.head(F.relu(self.bag(i, o))), bag=nn.EmbeddingBag(300, 16), head=nn.Linear(16, 3))
     return Built(net, (torch.randint(0, 300, (40,)), torch.arange(0, 40, 5)), xent(8, 3))
 
 
 def _loss_times(factor):
     base = xent(32)
-    return Built(he(mlp(4, nn.ReLU)), (torch.randn(32, 32),), lambda out: base(out) * factor)
+    return Built(
+        he(mlp(4, nn.ReLU)), (torch.randn(32, 32),), lambda out: base(out) * factor,
+        lambda model: torch.optim.SGD(model.parameters(), 1e-2 / factor),
+    )  # fmt: skip
 
 
 HEALTHY.add("loss_times_65536", lambda: _loss_times(65536.0))
@@ -213,9 +219,7 @@ HEALTHY.add("loss_times_a_millionth", lambda: _loss_times(1e-6))
 @HEALTHY()
 def summed_loss():
     target = torch.randint(0, 10, (64,))
-    return Built(
-        he(mlp(3, nn.ReLU)), (torch.randn(64, 32),), lambda out: F.cross_entropy(out, target, reduction="sum")
-    )
+    return Built(he(mlp(3, nn.ReLU)), (torch.randn(64, 32),), lambda out: F.cross_entropy(out, target, reduction="sum"))
 
 
 def _gpt(depth=4, **options):

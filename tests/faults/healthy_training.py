@@ -85,6 +85,11 @@ def masked_softmax_with_infinities(h):
     return h.masked_fill(torch.eye(5, 4, dtype=torch.bool), float("-inf")).softmax(-1) * h
 
 
+@harmless(plain)
+def infinite_slope_that_a_clamp_keeps_back(h):
+    return torch.asin((h * 100).clamp(-1, 1)) * 1e-3 + h
+
+
 # ---- training ---------------------------------------------------------------------------------------------------
 
 

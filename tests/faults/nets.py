@@ -172,7 +172,9 @@ class Vit(nn.Module):
 class Graph(nn.Module):
     """Message passing over a fixed random adjacency matrix (rows sum to one)."""
 
-    def __init__(self, depth: int = 3, width: int = 16, nodes: int = 12, act: Callable[..., Tensor] = torch.relu) -> None:
+    def __init__(
+        self, depth: int = 3, width: int = 16, nodes: int = 12, act: Callable[..., Tensor] = torch.relu
+    ) -> None:
         super().__init__()
         adjacency = (torch.rand(nodes, nodes) < 0.4).float() + torch.eye(nodes)
         self.register_buffer("adjacency", adjacency / adjacency.sum(1, keepdim=True))

@@ -25,13 +25,14 @@ _ON_PURPOSE = ("masked_fill", "masked_fill_", "tensor", "full", "full_like", "wh
 
 @dataclass
 class Call:
-    """A call of a torch function: copies of its inputs, its outputs (and whether they held NaN, or finite numbers only,
+    """A call of a torch function: copies of its inputs and which required a gradient, its outputs (and whether they held NaN, or finite numbers only,
     when it returned), and the gradients that arrived there.
     """
 
     function: Any
     spec: Any
     leaves: list[Any]
+    wanted: list[bool]
     outputs: list[Tensor]
     has_nan: bool
     finite: bool
@@ -54,12 +55,15 @@ class _Catch(TorchFunctionMode):
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         leaves, spec = tree_flatten((args, kwargs or {}))
+        wanted = [isinstance(x, Tensor) and x.requires_grad for x in leaves]
         copies = [x.detach().clone() if isinstance(x, Tensor) else x for x in leaves]
         result = func(*args, **(kwargs or {}))
         if getattr(func, "__name__", "") not in _QUIET:
             outputs = [x for x in tree_flatten(result)[0] if isinstance(x, Tensor)]
             # asked now: a later call may write into these outputs
-            call = Call(func, spec, copies, outputs, any(bool(o.isnan().any()) for o in outputs), _finite(outputs))
+            call = Call(
+                func, spec, copies, wanted, outputs, any(bool(o.isnan().any()) for o in outputs), _finite(outputs)
+            )
             self.calls.append(call)
             for index, output in enumerate(outputs):
                 if output.requires_grad:
@@ -106,10 +110,8 @@ def origins(built: Built) -> list[str]:
 
 def _replayed(call: Call) -> list[Tensor]:
     """Gradients of the inputs of this call alone."""
-    leaves = [
-        x.requires_grad_(x.is_floating_point() or x.is_complex()) if isinstance(x, Tensor) else x for x in call.leaves
-    ]
-    wanted = [x for x in leaves if isinstance(x, Tensor) and x.requires_grad]
+    leaves = [x.requires_grad_() if needed else x for x, needed in zip(call.leaves, call.wanted, strict=True)]
+    wanted = [x for x, needed in zip(leaves, call.wanted, strict=True) if needed]
     args, kwargs = tree_unflatten(leaves, call.spec)
     with warnings.catch_warnings(), torch.enable_grad():
         warnings.simplefilter("ignore")

@@ -21,9 +21,7 @@ def mlp_tanh_huge_weights():
 
 @SATURATED("saturated", "vanishing", culprits=("sigmoid",), victims=("body",))
 def inputs_not_normalised():
-    net = Net(
-        lambda self, x: self.head(torch.sigmoid(self.body(x))), body=nn.Linear(12, 24), head=nn.Linear(24, 3)
-    )
+    net = Net(lambda self, x: self.head(torch.sigmoid(self.body(x))), body=nn.Linear(12, 24), head=nn.Linear(24, 3))
     return Built(net, (torch.randn(32, 12) * 300 + 500,), xent(32, 3))
 
 
@@ -107,7 +105,9 @@ def graph_net_summing_over_many():
 @SATURATED("saturated", "vanishing", culprits=("sigmoid",), victims=("trunk",))
 def discriminator_too_sure():
     net = Net(
-        lambda self, x: torch.sigmoid(self.score(torch.tanh(self.trunk(x)))), trunk=nn.Linear(8, 32), score=nn.Linear(32, 1)
+        lambda self, x: torch.sigmoid(self.score(torch.tanh(self.trunk(x)))),
+        trunk=nn.Linear(8, 32),
+        score=nn.Linear(32, 1),
     )
     with torch.no_grad():
         net.score.weight.copy_(net.score.weight.abs() * 0.1)

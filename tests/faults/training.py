@@ -55,7 +55,9 @@ def one_batch_with_absurd_targets():
 def convolution_meets_a_broken_image():
     x = torch.randn(8, 3, 8, 8)
     loss = xent(8, 4)
-    net = Net(lambda self, x: self.head(F.relu(self.conv(x)).mean((2, 3))), conv=nn.Conv2d(3, 8, 3), head=nn.Linear(8, 4))
+    net = Net(
+        lambda self, x: self.head(F.relu(self.conv(x)).mean((2, 3))), conv=nn.Conv2d(3, 8, 3), head=nn.Linear(8, 4)
+    )
     return Built(net, (x,), loss, sgd(1e-4), 36, noisy(x, loss, ((x * 1e3 + 2e3,), loss)))
 
 

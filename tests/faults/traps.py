@@ -137,7 +137,7 @@ def nan_to_num_behind_log(h):
 
 @trap("asin", x=plain)
 def asin_at_its_end(h):
-    return torch.asin((h * 100).clamp(-1, 1))
+    return torch.asin(1.0 - (h * 0).clamp(-1, 1))
 
 
 @trap("acos", x=plain)
@@ -176,9 +176,9 @@ def eigh_of_equal_eigenvalues(h):
 
 @trap("logsumexp", x=plain)
 def logsumexp_over_nothing(h):
-    mask = torch.zeros(5, 4, dtype=torch.bool)
-    mask[2] = True
-    return torch.logsumexp(h.masked_fill(mask, -math.inf), dim=-1)[:2]
+    closed = torch.zeros(5, 1)
+    closed[2] = -math.inf
+    return torch.logsumexp(h + closed, dim=-1)[:2]
 
 
 @trap("logaddexp", x=plain)
@@ -189,7 +189,7 @@ def logaddexp_of_unreachable_states(h):
 
 @trap("xlogy")
 def xlogy_with_a_learned_zero(h):
-    return torch.special.xlogy(h.abs() + 1, h.abs().clamp(min=0)).nan_to_num(neginf=0.0)
+    return torch.special.xlogy(h.abs() + 1, h.abs())
 
 
 # ---- the forward shows it ---------------------------------------------------------------------------------------

@@ -93,7 +93,7 @@ def own_norm_in_the_second_block():
             self.lin, self.norm = nn.Linear(6, 6, bias=False), norm
 
         def forward(self, x):
-            return torch.relu(self.lin(self.norm(x)))
+            return F.gelu(self.lin(self.norm(x)))
 
     class Stack(nn.Module):
         def __init__(self):
@@ -132,7 +132,9 @@ def graph_mean_over_no_neighbours():
 @nonfinite("log")
 def mixture_density_with_a_spread_of_zero():
     net = Net(
-        lambda self, x: _likelihood(self.mean(x), torch.relu(self.spread(x))), mean=nn.Linear(4, 3), spread=nn.Linear(4, 3)
+        lambda self, x: _likelihood(self.mean(x), torch.relu(self.spread(x))),
+        mean=nn.Linear(4, 3),
+        spread=nn.Linear(4, 3),
     )
     nn.init.constant_(net.spread.bias, -3.0)
     return Built(net, (torch.randn(8, 4),), lambda out: -out.mean(), steps=3)
@@ -172,16 +174,19 @@ def half_precision_linear_overflows():
 @nonfinite("sqrt")
 def two_consumers_one_of_them_guilty():
     """The same value goes to a sum that is fine and to a root that is not."""
+
     class Two(nn.Module):
         def __init__(self):
             super().__init__()
-            self.lin, self.head = nn.Linear(4, 8), nn.Linear(8, 1)
+            self.lin, self.head = nn.Linear(4, 8, bias=False), nn.Linear(8, 1)
 
         def forward(self, x):
-            h = torch.relu(self.lin(x))
+            h = self.lin(x).abs()
             return self.head(h) + torch.sqrt(h).sum(-1, keepdim=True)
 
-    return Built(Two(), (torch.randn(8, 4),), lambda out: out.mean(), steps=3)
+    x = torch.randn(8, 4)
+    x[6] = 0.0
+    return Built(Two(), (x,), lambda out: out.mean(), steps=3)
 
 
 @nonfinite("pow")
@@ -242,7 +247,11 @@ def loss_over_no_samples():
 
 @nonfinite(outside=True)
 def log_of_a_rounded_probability_in_the_loss():
-    model = Net(lambda self, x: torch.sigmoid(self.out(torch.tanh(self.body(x))) * 1e4), body=nn.Linear(4, 8), out=nn.Linear(8, 1))
+    model = Net(
+        lambda self, x: torch.sigmoid(self.out(torch.tanh(self.body(x))) * 1e4),
+        body=nn.Linear(4, 8),
+        out=nn.Linear(8, 1),
+    )
     return Built(model, (torch.randn(32, 4),), lambda out: -(torch.log(out) + torch.log(1 - out)).mean(), steps=3)
 
 

@@ -101,7 +101,9 @@ def lstm_with_shut_forget_gate():
     return Built(LstmCells(), (torch.randn(8, 6),), xent(8, 3))
 
 
-@VANISHING("vanishing", culprits=("attn", "mlp", "blocks", "softmax", "matmul", "linear"), victims=("embed", "position"))
+@VANISHING(
+    "vanishing", culprits=("attn", "mlp", "blocks", "softmax", "matmul", "linear"), victims=("embed", "position")
+)
 def transformer_without_residuals():
     class Stack(nn.Module):
         def __init__(self):
@@ -216,9 +218,7 @@ def _repeated(layer, x, times):
 def autoencoder_of_softplus_and_small_weights():
     sizes = [16, 12, 10, 8, 6, 8, 10, 12, 14]
     layers = [m for a, b in zip(sizes, sizes[1:], strict=False) for m in (nn.Linear(a, b), nn.Softplus())]
-    net = Net(
-        lambda self, x: self.decoder(self.encoder(x)), encoder=nn.Sequential(*layers), decoder=nn.Linear(14, 16)
-    )
+    net = Net(lambda self, x: self.decoder(self.encoder(x)), encoder=nn.Sequential(*layers), decoder=nn.Linear(14, 16))
     return Built(normal(net, 0.12), (torch.randn(16, 16),), mse(16, 16))
 
 
