@@ -3,8 +3,21 @@
 from __future__ import annotations
 
 from tests.faults import (
-    dead, detached, exploding, healthy, healthy_nets, healthy_training, saturated, scale, training, traps, traps_nets,
-    underflow, vanishing, zero,
+    dead,
+    detached,
+    exploding,
+    healthy,
+    healthy_nets,
+    healthy_tasks,
+    healthy_training,
+    saturated,
+    scale,
+    training,
+    traps,
+    traps_nets,
+    underflow,
+    vanishing,
+    zero,
 )  # fmt: skip
 from tests.faults.program import Program, Register
 
@@ -16,5 +29,7 @@ PROGRAMS: tuple[Program, ...] = tuple(program for register in REGISTERS for prog
 TRAPS = tuple(program for program in PROGRAMS if program.kind == "traps")
 HEALTHY = tuple(program for program in PROGRAMS if not program.expect)
 FAULTS = tuple(program for program in PROGRAMS if program.expect and program.kind != "traps")
-#: Imported for what they register.
-__all__ = ["FAULTS", "HEALTHY", "PROGRAMS", "REGISTERS", "TRAPS", "healthy_nets", "healthy_training", "traps_nets"]
+__all__ = [
+    "FAULTS", "HEALTHY", "PROGRAMS", "REGISTERS", "TRAPS",
+    "healthy_nets", "healthy_tasks", "healthy_training", "traps_nets",  # imported for what they register
+]  # fmt: skip

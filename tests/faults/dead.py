@@ -160,11 +160,11 @@ def killed_by_one_step():
     """Healthy at first; the third batch has targets far below the others, and its step kills the second layer."""
     net = Net(lambda self, x: self.net(x), net=he(mlp(2, nn.ReLU, into=8, width=24, out=1)))
     with torch.no_grad():
-        net.net[4].weight.abs_()
+        net.net[4].weight.abs_().add_(0.3)
     x, y = torch.randn(128, 8), torch.randn(128, 1)
 
     def batch(step):
-        return (x,), lambda out: F.mse_loss(out, y - 500.0 * (step == 2))
+        return (x,), lambda out: F.mse_loss(out, y - 1000.0 * (step == 2))
 
     args, loss = batch(0)
     return Built(net, args, loss, lambda m: torch.optim.SGD(m.parameters(), 0.02), 12, batch)

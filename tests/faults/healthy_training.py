@@ -173,14 +173,20 @@ def zero_head_in_training():
 
 @HEALTHY()
 def warm_up_and_a_late_drop():
-    """The learning rate rises over ten steps and then falls by a hundred."""
-    model = mlp(2, nn.GELU, into=16, width=32, out=4)
-    x = torch.randn(64, 16)
+    """The learning rate rises over ten steps and falls by a hundred after twenty."""
+    x, loss = torch.randn(64, 16), xent(64, 4)
+    made = []
 
     def optimizer(model):
-        return torch.optim.SGD(model.parameters(), 1e-2)
+        made.append(torch.optim.SGD(model.parameters(), 1e-4))
+        return made[-1]
 
-    return Built(model, (x,), xent(64, 4), optimizer, 26, lambda step, loss=xent(64, 4): ((x,), loss))
+    def batch(step):
+        if made:
+            made[-1].param_groups[0]["lr"] = 1e-3 if step > 20 else 0.1 * min(1.0, (step + 1) / 10)
+        return (x,), loss
+
+    return Built(mlp(2, nn.GELU, into=16, width=32, out=4), (x,), loss, optimizer, 26, batch)
 
 
 @HEALTHY()

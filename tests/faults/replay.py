@@ -25,8 +25,14 @@ _ON_PURPOSE = ("masked_fill", "masked_fill_", "tensor", "full", "full_like", "wh
 
 @dataclass
 class Call:
-    """A call of a torch function: copies of its inputs and which required a gradient, its outputs (and whether they held NaN, or finite numbers only,
-    when it returned), and the gradients that arrived there.
+    """A call of a torch function, and the gradients that arrived at its outputs.
+
+    Attributes:
+        function, spec, leaves: what was called with what; tensors are copies.
+        wanted: which of the leaves required a gradient.
+        outputs: what it returned.
+        has_nan, finite: whether the outputs held NaN, or finite numbers only, when it returned.
+        arrived: gradients by number of the output.
     """
 
     function: Any
