@@ -45,7 +45,7 @@ def row(name: str, faulty: Sequence[Verdict], alarms: int) -> str:
 
 
 def table(verdicts: Sequence[Verdict]) -> str:
-    """Per best rule of the programs, and in total; ``found`` counts any alarm, ``right rule`` an acceptable first one."""
+    """Per best rule of the programs, and in total."""
     faulty = [v for v in verdicts if v.program.expect]
     healthy = [v for v in verdicts if not v.program.expect]
     alarmed = [v for v in healthy if v.first is not None]
