@@ -168,3 +168,54 @@ def killed_by_one_step():
 
     args, loss = batch(0)
     return Built(net, args, loss, lambda m: torch.optim.SGD(m.parameters(), 0.02), 12, batch)
+
+
+@DEAD("dead", "zero", "saturated", "vanishing", culprits=("gelu",), victims=("fc1", "fc2"))
+def gelu_far_below_zero():
+    net = Net(
+        lambda self, x: self.head(F.gelu(self.fc2(torch.tanh(self.fc1(x))))),
+        fc1=nn.Linear(8, 16), fc2=nn.Linear(16, 16), head=nn.Linear(16, 3),
+    )  # fmt: skip
+    nn.init.constant_(net.fc2.bias, -40.0)
+    return Built(net, (torch.randn(64, 8),), xent(64, 3))
+
+
+@DEAD("dead", "zero", "saturated", culprits=("hardsigmoid", "gate"), victims=("squeeze", "excite", "conv"))
+def hard_gates_all_shut():
+    net = Net(
+        lambda self, x: self.head(_gated(self, self.conv(x)).mean((2, 3))),
+        conv=nn.Conv2d(3, 8, 3), squeeze=nn.Linear(8, 4), excite=nn.Linear(4, 8), head=nn.Linear(8, 3),
+    )  # fmt: skip
+    nn.init.constant_(net.excite.bias, -12.0)
+    return Built(net, (torch.randn(16, 3, 8, 8),), xent(16, 3))
+
+
+def _gated(net, h):
+    gate = F.hardsigmoid(net.excite(F.silu(net.squeeze(h.mean((2, 3))))))
+    return h * gate[:, :, None, None]
+
+
+@DEAD(*DIED, culprits=("relu",), victims=("lower",))
+def relu_of_minus_a_relu():
+    net = Net(
+        lambda self, x: self.head(torch.relu(-torch.relu(self.lower(x)))), lower=nn.Linear(8, 16), head=nn.Linear(16, 3)
+    )
+    return Built(net, (torch.randn(64, 8),), xent(64, 3))
+
+
+@DEAD("dead", culprits=("layers.1", "relu"), not_culprits=("layers.0", "layers.2"), victims=("layers.1",))
+def wide_layer_mostly_below_its_threshold():
+    class Wide(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Sequential(nn.Linear(24, 24), nn.ReLU()) for _ in range(3))
+            self.head = nn.Linear(24, 4)
+            with torch.no_grad():
+                self.layers[1][0].bias[4:] = -15.0
+
+        def forward(self, x):
+            for layer in self.layers:
+                x = layer(x)
+            return self.head(x)
+
+    return Built(Wide(), (torch.randn(128, 24),), xent(128, 4))

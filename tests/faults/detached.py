@@ -152,6 +152,59 @@ def graph_features_through_data():
     return Built(Cached(), (torch.randn(10, 5),), xent(10, 2))
 
 
+@DETACHED("detached", culprits=("item", "mul", "scale", "mean"), victims=("scale",))
+def scale_read_as_a_python_number():
+    class Number(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale, self.body, self.head = nn.Linear(6, 1), nn.Linear(6, 8), nn.Linear(8, 3)
+
+        def forward(self, x):
+            factor = self.scale(x).abs().mean().item()
+            return self.head(torch.tanh(self.body(x)) * factor)
+
+    return Built(Number(), (torch.randn(16, 6),), xent(16, 3))
+
+
+class _Forgetful(torch.autograd.Function):
+    """A step function whose author returned no gradient."""
+
+    @staticmethod
+    def forward(ctx, h):
+        return h.round()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return None
+
+
+@DETACHED("detached", "zero", culprits=("_Forgetful", "Forgetful", "external", "apply"), victims=("encoder",))
+def own_function_that_returns_none():
+    net = Net(
+        lambda self, x: self.head(_Forgetful.apply(self.encoder(x))), encoder=nn.Linear(6, 8), head=nn.Linear(8, 3)
+    )
+    return Built(net, (torch.randn(16, 6),), xent(16, 3))
+
+
+@DETACHED("detached", culprits=("detach",), victims=("items", "users"))
+def negative_and_positive_both_detached():
+    """A two-tower model in which the normalised vectors were detached to save memory."""
+
+    class Towers(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.users, self.items = nn.Embedding(30, 8), nn.Embedding(40, 8)
+            self.scale = nn.Parameter(torch.ones(()))
+
+        def forward(self, u, i):
+            a = F.normalize(self.users(u), dim=-1).detach()
+            b = F.normalize(self.items(i), dim=-1).detach()
+            return self.scale * (a * b).sum(-1)
+
+    args = (torch.randint(0, 30, (16,)), torch.randint(0, 40, (16,)))
+    return Built(Towers(), args, mse(16))
+
+
 # ---- part of the model takes no part --------------------------------------------------------------------------
 
 

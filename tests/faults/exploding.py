@@ -166,3 +166,57 @@ def _powers(layers, x):
     for layer in layers:
         x = F.silu(layer(x))
     return x
+
+
+@EXPLODING("exploding", culprits=("mul", "add", "blocks"), victims=("stem",))
+def residual_doubled_in_each_block():
+    class Doubled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.stem = nn.Linear(12, 24)
+            self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(24, 24), nn.Tanh()) for _ in range(24))
+            self.head = nn.Linear(24, 1)
+
+        def forward(self, x):
+            x = self.stem(x)
+            for block in self.blocks:
+                x = 2.0 * x + block(x)
+            return self.head(x)
+
+    return Built(Doubled(), (torch.randn(16, 12),), lambda out: out.mean())
+
+
+@EXPLODING("exploding", culprits=("mul", "add", "speed"), victims=("start",))
+def unstable_integration_step():
+    """Explicit Euler with a step beyond its stability limit."""
+
+    class Unstable(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.start, self.head = nn.Linear(6, 10), nn.Linear(10, 2)
+            self.register_buffer("speed", torch.linspace(-30.0, -5.0, 10))
+
+        def forward(self, x):
+            state = self.start(x)
+            for _ in range(24):
+                state = state + 0.1 * (self.speed * state)
+            return self.head(state)
+
+    return Built(Unstable(), (torch.randn(16, 6),), lambda out: out.mean())
+
+
+@EXPLODING("exploding", culprits=tuple(f"mix.{i}" for i in range(12)), victims=("stem",))
+def orthogonal_layers_of_gain_three():
+    net = Net(
+        lambda self, x: self.head(_chain(self.mix, torch.tanh(self.stem(x)))),
+        stem=nn.Linear(8, 20), mix=nn.ModuleList(nn.Linear(20, 20) for _ in range(12)), head=nn.Linear(20, 2),
+    )  # fmt: skip
+    for layer in net.mix:
+        nn.init.orthogonal_(layer.weight, gain=3.0)
+    return Built(net, (torch.randn(16, 8),), lambda out: out.mean())
+
+
+def _chain(layers, x):
+    for layer in layers:
+        x = layer(x)
+    return x

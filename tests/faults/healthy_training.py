@@ -12,13 +12,11 @@ from tests.faults.program import Built
 from tests.faults.traps import Trap, plain, zero_row
 
 
-def harmless(x=zero_row, out=0, width=4):
+def harmless(x=zero_row, out=0):
     """Registers the decorated op: it looks like a trap and is none."""
 
     def decorate(op):
-        HEALTHY.add(
-            op.__name__, lambda: Built(Trap(op, width, out), (x(),), lambda y: y.float().square().mean(), steps=4)
-        )
+        HEALTHY.add(op.__name__, lambda: Built(Trap(op, out), (x(),), lambda y: y.float().square().mean(), steps=4))
         return op
 
     return decorate

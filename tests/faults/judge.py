@@ -54,8 +54,9 @@ def one_shot(built: Built) -> Diagnosis:
 
 
 def history(built: Built) -> Diagnosis:
-    """What is said of a short training run."""
+    """What is said of a short training run; one without an optimizer of its own clips its gradients to norm 1."""
     optimizer = built.optimized()
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
     wanted = {"statistics": "full", "sites": "edge", "forward": True, "optimizer": optimizer}
     known = inspect.signature(fxgrad.watch).parameters
     options: dict[str, Any] = {name: value for name, value in wanted.items() if name in known}
@@ -65,6 +66,8 @@ def history(built: Built) -> Diagnosis:
             args, loss = built.at(step)
             optimizer.zero_grad()
             loss(built.model(*args)).backward()
+            if built.optimizer is None:
+                torch.nn.utils.clip_grad_norm_(parameters, 1.0)  # else the first step ends what explodes
             optimizer.step()
         return diagnose(watch.history)
 

@@ -113,3 +113,58 @@ def discriminator_too_sure():
         net.score.weight.copy_(net.score.weight.abs() * 0.1)
         net.score.bias.fill_(16.0)
     return Built(net, (torch.randn(32, 8),), lambda out: (out - 0.0).mean())
+
+
+@SATURATED("saturated", "zero", "vanishing", culprits=("clamp",), victims=("first",))
+def clamp_hit_nearly_always():
+    net = Net(
+        lambda self, x: self.head((self.first(x) * 4000).clamp(-1, 1)), first=nn.Linear(12, 24), head=nn.Linear(24, 3)
+    )
+    return Built(net, (torch.randn(64, 12),), xent(64, 3))
+
+
+@SATURATED("saturated", "starved", "vanishing", culprits=("softmax",), victims=("router",))
+def router_that_is_too_sure():
+    class Routed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.router = nn.Linear(8, 4)
+            self.experts = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
+            self.head = nn.Linear(8, 3)
+
+        def forward(self, x):
+            gates = torch.softmax(self.router(x) * 2000, dim=-1)
+            out = torch.stack([torch.tanh(e(x)) for e in self.experts], dim=1)
+            return self.head((gates[..., None] * out).sum(1))
+
+    return Built(Routed(), (torch.randn(48, 8),), xent(48, 3))
+
+
+@SATURATED("saturated", "vanishing", culprits=("sigmoid",), victims=("update", "front"))
+def update_gate_stuck():
+    """A gated unit written out whose update gate keeps the empty first state."""
+
+    class Stuck(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.front, self.update, self.head = nn.Linear(6, 16), nn.Linear(16, 16), nn.Linear(16, 3)
+            nn.init.constant_(self.update.bias, 18.0)
+
+        def forward(self, x):
+            h = torch.zeros(x.shape[0], 16)
+            for t in range(3):
+                new = torch.tanh(self.front(x[:, t]))
+                z = torch.sigmoid(self.update(new))
+                h = z * h + (1 - z) * new
+            return self.head(h + new)
+
+    return Built(Stuck(), (torch.randn(32, 3, 6),), xent(32, 3))
+
+
+@SATURATED("saturated", "vanishing", culprits=("erf", "softsign", "tanh"), victims=("patch",))
+def pixels_of_0_to_255_into_tanh():
+    net = Net(
+        lambda self, x: self.head(torch.tanh(self.patch(x)).mean((2, 3))),
+        patch=nn.Conv2d(3, 12, 4, stride=4), head=nn.Linear(12, 4),
+    )  # fmt: skip
+    return Built(net, (torch.randint(0, 256, (8, 3, 16, 16)).float(),), xent(8, 4))

@@ -183,3 +183,33 @@ def functional_weight_in_the_wrong_unit():
             return x @ self.out
 
     return Built(Raw(), (torch.randn(16, 24),), lambda out: out.mean())
+
+
+@SCALE(*GROWS, culprits=("norm", "batch_norm"), victims=("conv",))
+def batch_norm_with_a_collapsed_running_variance():
+    net = Net(
+        lambda self, x: self.head(torch.relu(self.norm(self.conv(x))).mean((2, 3))),
+        conv=nn.Conv2d(3, 8, 3), norm=nn.BatchNorm2d(8, eps=1e-12), head=nn.Linear(8, 3),
+    ).eval()  # fmt: skip
+    net.norm.running_var.fill_(1e-9)
+    return Built(net, (torch.randn(4, 3, 8, 8),), lambda out: out.mean())
+
+
+@SCALE(*SHRINKS, culprits=("div",), victims=("embed",))
+def mean_over_the_wrong_count():
+    """A sum over ten tokens is divided by the size of the vocabulary squared."""
+    net = Net(
+        lambda self, i: self.head(torch.tanh(self.mix(self.embed(i).sum(1).div(50_000.0)))),
+        embed=nn.Embedding(200, 16), mix=nn.Linear(16, 16), head=nn.Linear(16, 3),
+    )  # fmt: skip
+    return Built(net, (torch.randint(0, 200, (16, 10)),), xent(16, 3))
+
+
+@SCALE(*GROWS, culprits=("div", "reciprocal"), victims=("wave",))
+def physical_units_in_the_middle():
+    """A length in metres is divided by a wave length of 500 nm."""
+    net = Net(
+        lambda self, x: self.head(torch.tanh(self.wave(x)) / 5e-7),
+        wave=nn.Linear(6, 12), head=nn.Linear(12, 2),
+    )  # fmt: skip
+    return Built(net, (torch.randn(16, 6),), lambda out: out.mean())

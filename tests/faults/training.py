@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from tests.faults.nets import Net, he, mlp, tokens, xent
+from tests.faults.nets import Net, he, mlp, mse, tokens, xent
 from tests.faults.program import HISTORY, Built, Register
 
 TRAINING = Register("training")
@@ -61,7 +61,7 @@ def convolution_meets_a_broken_image():
     return Built(net, (x,), loss, sgd(1e-4), 36, noisy(x, loss, ((x * 1e3 + 2e3,), loss)))
 
 
-@TRAINING("spike", "scale_break", "exploding", culprits=("div",), forms=HISTORY)
+@TRAINING("spike", "scale_break", "exploding", culprits=("div", "sqrt"), forms=HISTORY)
 def division_by_a_spread_that_collapses():
     """Standardised by hand; in one batch all samples are nearly alike."""
     net = Net(
@@ -131,3 +131,18 @@ def language_model_summed_down_twice():
         embed=nn.Embedding(50, 16), mix=nn.Linear(16, 16), head=nn.Linear(16, 50),
     )  # fmt: skip
     return Built(net, (ids,), lambda out: base(out) / 2400**2, adam(1e-3, eps=1e-6), 24)
+
+
+@TRAINING("update_size", "nonfinite", "exploding", outside=True, forms=HISTORY)
+def exploding_and_never_clipped():
+    """The first step is so large that the second forward overflows."""
+    model = he(mlp(24, nn.ReLU, into=16, width=32, out=1), 2.0)
+    return Built(model, (torch.randn(32, 16),), mse(32, 1), sgd(1e-2), 6)
+
+
+@TRAINING("update_size", "nonfinite", "zero", "dead", outside=True, forms=HISTORY)
+def weight_decay_of_a_thousand():
+    """Decay is multiplied by the learning rate; 100 x 0.1 flips every weight to nine times its size, step by step."""
+    x = torch.randn(32, 16)
+    model = mlp(2, nn.Tanh, into=16, width=24, out=4)
+    return Built(model, (x,), xent(32, 4), lambda m: torch.optim.SGD(m.parameters(), 0.1, weight_decay=100.0), 8)

@@ -20,9 +20,9 @@ TRAPS = Register("traps")
 class Trap(nn.Module):
     """``head(op(lin(x)))``: without bias, so that a row of zeros stays one."""
 
-    def __init__(self, op: Callable[[Tensor], Tensor], width: int, out: int) -> None:
+    def __init__(self, op: Callable[[Tensor], Tensor], out: int) -> None:
         super().__init__()
-        self.lin = nn.Linear(4, width, bias=False)
+        self.lin = nn.Linear(4, 4, bias=False)
         self.op = op
         self.head = nn.Linear(out, 1) if out else nn.Identity()
 
@@ -47,12 +47,12 @@ def one() -> Tensor:
     return torch.randn(1, 4)
 
 
-def trap(*culprits: str, x: Callable[[], Tensor] = zero_row, out: int = 0, width: int = 4):
+def trap(*culprits: str, x: Callable[[], Tensor] = zero_row, out: int = 0, steps: int = 3):
     """Registers the decorated op as a trap; ``out``: width of what it returns, for a head behind it."""
 
     def decorate(op: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
         def make() -> Built:
-            return Built(Trap(op, width, out), (x(),), lambda y: y.float().mean(), steps=3)
+            return Built(Trap(op, out), (x(),), lambda y: y.float().mean(), steps=steps)
 
         TRAPS.add(op.__name__, make, ["nonfinite"], culprits=culprits)
         return op
@@ -162,13 +162,13 @@ def backward_overflow(h):
     return (h * 1e30).div(1e-30)
 
 
-@trap("svd", x=plain)
+@trap("svd", x=plain, steps=1)  # the next step raises
 def svd_of_equal_singular_values(h):
     left, values, _ = torch.linalg.svd(torch.eye(4) * 2 + (h * 0).sum())
     return left.sum() + values.sum()
 
 
-@trap("eigh", x=plain)
+@trap("eigh", x=plain, steps=1)
 def eigh_of_equal_eigenvalues(h):
     _, vectors = torch.linalg.eigh(torch.eye(4) + torch.diag(h[0] * 0))
     return (vectors * torch.arange(16.0).view(4, 4)).sum()

@@ -227,3 +227,63 @@ def autoencoder_of_softplus_and_small_weights():
 @VANISHING("vanishing", culprits=tuple(str(2 * i) for i in range(1, 17)), victims=("0.",))
 def mlp_elu_half_he():
     return Built(he(mlp(16, nn.ELU), 0.35), (torch.randn(32, 32),), xent())
+
+
+@VANISHING("vanishing", culprits=("mul", "add", "blocks"), victims=("stem",))
+def residual_halved_in_each_block():
+    """``(x + f(x)) / 2``, 30 blocks deep: a mean where a sum was meant."""
+
+    class Halved(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.stem = nn.Linear(12, 24)
+            self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(24, 24), nn.Tanh()) for _ in range(30))
+            self.head = nn.Linear(24, 3)
+
+        def forward(self, x):
+            x = self.stem(x)
+            for block in self.blocks:
+                x = (x + block(x)) * 0.5
+            return self.head(x)
+
+    return Built(normal(Halved(), 0.05), (torch.randn(16, 12),), xent(16, 3))
+
+
+@VANISHING("vanishing", culprits=("mul", "sub", "add"), victims=("start",))
+def stiff_decay_integrated():
+    """An explicit Euler scheme over a fast decay forgets its learned start."""
+
+    class Decay(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.start, self.drive, self.head = nn.Linear(6, 12), nn.Linear(12, 12), nn.Linear(12, 2)
+
+        def forward(self, x):
+            state = self.start(x)
+            for _ in range(18):
+                state = state - 0.6 * (state - 0.1 * torch.tanh(self.drive(state)))
+            return self.head(state)
+
+    return Built(Decay(), (torch.randn(16, 6),), mse(16, 2))
+
+
+@VANISHING("vanishing", culprits=("attend", "matmul", "mean", "mul", "bmm"), victims=("embed",))
+def pooled_pyramid_of_means():
+    """Each level averages over all positions and shrinks what it hands on: a chain of means with small weights."""
+
+    class Pyramid(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed = nn.Linear(8, 16)
+            self.attend = nn.ModuleList(nn.Linear(16, 16, bias=False) for _ in range(7))
+            self.head = nn.Linear(16, 3)
+            for layer in self.attend:
+                nn.init.normal_(layer.weight, std=0.04)
+
+        def forward(self, x):
+            x = torch.relu(self.embed(x))
+            for layer in self.attend:
+                x = F.gelu(layer(x.mean(dim=1, keepdim=True).expand_as(x)))
+            return self.head(x.mean(1))
+
+    return Built(Pyramid(), (torch.randn(8, 10, 8),), xent(8, 3))

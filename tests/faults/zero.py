@@ -157,3 +157,81 @@ def attention_scores_cancelled():
             return self.head((weights @ self.values(x)).mean(1))
 
     return Built(Cancelled(), (torch.randn(8, 6, 8),), xent(8, 3))
+
+
+@ZERO("zero", culprits=("dropout", "drop"), victims=("first",))
+def dropout_of_everything():
+    net = Net(
+        lambda self, x: self.head(self.drop(torch.tanh(self.first(x)))),
+        first=nn.Linear(8, 16), drop=nn.Dropout(1.0), head=nn.Linear(16, 3),
+    )  # fmt: skip
+    return Built(net, (torch.randn(32, 8),), xent(32, 3))
+
+
+@ZERO("zero", culprits=("where",), victims=("rare",))
+def branch_that_is_never_chosen():
+    net = Net(
+        lambda self, x: self.head(torch.where(self.usual(x) > 1e3, self.rare(x), torch.tanh(self.usual(x)))),
+        usual=nn.Linear(8, 16), rare=nn.Linear(8, 16), head=nn.Linear(16, 3),
+    )  # fmt: skip
+    return Built(net, (torch.randn(32, 8),), xent(32, 3))
+
+
+@ZERO("zero", culprits=("mul", "last", "scale"), victims=("first", "last", "scale"))
+def zero_times_zero_initialisation():
+    """Both factors of the branch start at zero: neither ever moves."""
+    net = Net(
+        lambda self, x: self.head(self.stem(x) + self.scale * self.last(F.gelu(self.first(self.stem(x))))),
+        stem=nn.Linear(8, 16), first=nn.Linear(16, 16), last=nn.Linear(16, 16), head=nn.Linear(16, 3),
+        scale=nn.Parameter(torch.zeros(())),
+    )  # fmt: skip
+    nn.init.zeros_(net.last.weight)
+    nn.init.zeros_(net.last.bias)
+    return Built(net, (torch.randn(32, 8),), xent(32, 3), steps=8)
+
+
+@ZERO("zero", culprits=("maximum", "max"), victims=("first",))
+def maximum_with_a_large_constant():
+    return Built(pair(lambda h: torch.maximum(h, torch.full_like(h, 5.0))), (torch.randn(32, 8),), xent(32, 3))
+
+
+@ZERO("zero", culprits=("norm", "layer_norm"), victims=("score",))
+def layer_norm_over_one_number():
+    net = Net(
+        lambda self, x: self.head(torch.tanh(self.body(x)) + self.norm(self.score(x))),
+        body=nn.Linear(8, 16), score=nn.Linear(8, 1), norm=nn.LayerNorm(1), head=nn.Linear(16, 3),
+    )  # fmt: skip
+    return Built(net, (torch.randn(32, 8),), xent(32, 3))
+
+
+@ZERO("zero", "dead", "saturated", culprits=("hardshrink", "softshrink"), victims=("first",))
+def shrinkage_beyond_every_value():
+    return Built(pair(lambda h: F.softshrink(h, 30.0)), (torch.randn(32, 8),), xent(32, 3))
+
+
+@ZERO("zero", "loss_seed", outside=True, victims=("0.", "2.", "4."))
+def cross_entropy_over_one_class():
+    target = torch.zeros(16, dtype=torch.long)
+    return Built(mlp(2, nn.Tanh, out=1), (torch.randn(16, 32),), lambda out: F.cross_entropy(out, target))
+
+
+@ZERO("zero", "detached", culprits=("bernoulli",), victims=("first",))
+def sampled_without_an_estimator():
+    return Built(pair(lambda h: torch.bernoulli(torch.sigmoid(h))), (torch.randn(32, 8),), xent(32, 3))
+
+
+class _Blind(torch.autograd.Function):
+    """A step function whose author forgot its derivative."""
+
+    @staticmethod
+    def forward(ctx, h):
+        return (h > 0).to(h.dtype)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return torch.zeros_like(gradient)
+
+
+@ZERO("zero", culprits=("_Blind", "Blind", "external", "apply"), victims=("first",))
+def own_function_without_derivative():
+    return Built(pair(lambda h: _Blind.apply(h)), (torch.randn(32, 8),), xent(32, 3))
