@@ -7,6 +7,8 @@ from tests.faults import (
     detached,
     exploding,
     healthy,
+    healthy_layers,
+    healthy_models,
     healthy_nets,
     healthy_tasks,
     healthy_training,
@@ -31,5 +33,6 @@ HEALTHY = tuple(program for program in PROGRAMS if not program.expect)
 FAULTS = tuple(program for program in PROGRAMS if program.expect and program.kind != "traps")
 __all__ = [
     "FAULTS", "HEALTHY", "PROGRAMS", "REGISTERS", "TRAPS",
-    "healthy_nets", "healthy_tasks", "healthy_training", "traps_nets",  # imported for what they register
+    # imported for what they register
+    "healthy_layers", "healthy_models", "healthy_nets", "healthy_tasks", "healthy_training", "traps_nets",
 ]  # fmt: skip

@@ -152,7 +152,7 @@ def graph_features_through_data():
     return Built(Cached(), (torch.randn(10, 5),), xent(10, 2))
 
 
-@DETACHED("detached", culprits=("item", "mul", "scale", "mean"), victims=("scale",))
+@DETACHED("detached", "unused", culprits=("item", "mul", "scale", "mean"), victims=("scale",))
 def scale_read_as_a_python_number():
     class Number(nn.Module):
         def __init__(self):
@@ -178,7 +178,7 @@ class _Forgetful(torch.autograd.Function):
         return None
 
 
-@DETACHED("detached", "zero", culprits=("_Forgetful", "Forgetful", "external", "apply"), victims=("encoder",))
+@DETACHED("detached", "zero", culprits=("_Forgetful", "Forgetful", "external", "apply", "round"), victims=("encoder",))
 def own_function_that_returns_none():
     net = Net(
         lambda self, x: self.head(_Forgetful.apply(self.encoder(x))), encoder=nn.Linear(6, 8), head=nn.Linear(8, 3)
