@@ -16,6 +16,7 @@ from tests.faults import (
     scale,
     training,
     traps,
+    traps_more,
     traps_nets,
     underflow,
     vanishing,
@@ -34,5 +35,5 @@ FAULTS = tuple(program for program in PROGRAMS if program.expect and program.kin
 __all__ = [
     "FAULTS", "HEALTHY", "PROGRAMS", "REGISTERS", "TRAPS",
     # imported for what they register
-    "healthy_layers", "healthy_models", "healthy_nets", "healthy_tasks", "healthy_training", "traps_nets",
+    "healthy_layers", "healthy_models", "healthy_nets", "healthy_tasks", "healthy_training", "traps_more", "traps_nets",
 ]  # fmt: skip

@@ -166,8 +166,12 @@ def killed_by_one_step():
     def batch(step):
         return (x,), lambda out: F.mse_loss(out, y - 1000.0 * (step == 2))
 
+    def optimizer(model):
+        groups = [{"params": model.net[:4].parameters()}, {"params": model.net[4].parameters(), "lr": 1e-6}]
+        return torch.optim.SGD(groups, 0.02)
+
     args, loss = batch(0)
-    return Built(net, args, loss, lambda m: torch.optim.SGD(m.parameters(), 0.02), 12, batch)
+    return Built(net, args, loss, optimizer, 12, batch)
 
 
 @DEAD("dead", "zero", "saturated", "vanishing", culprits=("gelu",), victims=("fc1", "fc2"))

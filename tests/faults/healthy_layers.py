@@ -71,6 +71,7 @@ def embeddings_times_the_root_of_their_width():
             super().__init__()
             self.embed, self.attn, self.norm = nn.Embedding(50, 64), Attention(64, causal=True), nn.LayerNorm(64)
             self.head = nn.Linear(64, 50)
+            nn.init.normal_(self.embed.weight, std=64**-0.5)
             places = torch.arange(12)[:, None] / 10000 ** (torch.arange(32) / 32)
             self.register_buffer("places", torch.cat([places.sin(), places.cos()], 1))
 

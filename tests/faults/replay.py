@@ -118,7 +118,9 @@ def _replayed(call: Call) -> list[Tensor]:
     """Gradients of the inputs of this call alone."""
     leaves = [x.requires_grad_() if needed else x for x, needed in zip(call.leaves, call.wanted, strict=True)]
     wanted = [x for x, needed in zip(leaves, call.wanted, strict=True) if needed]
-    args, kwargs = tree_unflatten(leaves, call.spec)
+    # clones, for a call that writes into its input
+    given = [x.clone() if needed else x for x, needed in zip(leaves, call.wanted, strict=True)]
+    args, kwargs = tree_unflatten(given, call.spec)
     with warnings.catch_warnings(), torch.enable_grad():
         warnings.simplefilter("ignore")
         result = call.function(*args, **kwargs)

@@ -117,9 +117,8 @@ def discriminator_too_sure():
 
 @SATURATED("saturated", "zero", "vanishing", culprits=("clamp",), victims=("first",))
 def clamp_hit_nearly_always():
-    net = Net(
-        lambda self, x: self.head((self.first(x) * 4000).clamp(-1, 1)), first=nn.Linear(12, 24), head=nn.Linear(24, 3)
-    )
+    net = Net(lambda self, x: self.head(self.first(x).clamp(-1, 1)), first=nn.Linear(12, 24), head=nn.Linear(24, 3))
+    nn.init.normal_(net.first.weight, std=2000.0)
     return Built(net, (torch.randn(64, 12),), xent(64, 3))
 
 
@@ -133,7 +132,7 @@ def router_that_is_too_sure():
             self.head = nn.Linear(8, 3)
 
         def forward(self, x):
-            gates = torch.softmax(self.router(x) * 2000, dim=-1)
+            gates = torch.softmax(self.router(x) * 300, dim=-1)
             out = torch.stack([torch.tanh(e(x)) for e in self.experts], dim=1)
             return self.head((gates[..., None] * out).sum(1))
 

@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from tests.faults.nets import Net, mlp, mse, xent
-from tests.faults.program import Built, Register
+from tests.faults.program import HISTORY, Built, Register
 
 ZERO = Register("zero")
 
@@ -168,7 +168,7 @@ def dropout_of_everything():
     return Built(net, (torch.randn(32, 8),), xent(32, 3))
 
 
-@ZERO("zero", culprits=("where",), victims=("rare",))
+@ZERO("zero", culprits=("where",), victims=("rare",), forms=HISTORY, info_ok=True)
 def branch_that_is_never_chosen():
     net = Net(
         lambda self, x: self.head(torch.where(self.usual(x) > 1e3, self.rare(x), torch.tanh(self.usual(x)))),
