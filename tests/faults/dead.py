@@ -155,7 +155,7 @@ def recurrent_net_of_relus():
     return Built(Rnn(), (torch.randn(64, 5, 6),), xent(64, 3))
 
 
-@DEAD(*DIED, culprits=("net.3", "relu"), not_culprits=("net.1",), victims=("net.0", "net.2"), forms=HISTORY)
+@DEAD(*DIED, "update_size", culprits=("net.3", "relu", "net.2"), victims=("net.0", "net.2"), forms=HISTORY)
 def killed_by_one_step():
     """Healthy at first; the third batch has targets far below the others, and its step kills the second layer."""
     net = Net(lambda self, x: self.net(x), net=he(mlp(2, nn.ReLU, into=8, width=24, out=1)))
