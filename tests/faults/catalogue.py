@@ -1,0 +1,39 @@
+"""All programs of the suite."""
+
+from __future__ import annotations
+
+from tests.faults import (
+    dead,
+    detached,
+    exploding,
+    healthy,
+    healthy_layers,
+    healthy_models,
+    healthy_nets,
+    healthy_tasks,
+    healthy_training,
+    saturated,
+    scale,
+    training,
+    traps,
+    traps_more,
+    traps_nets,
+    underflow,
+    vanishing,
+    zero,
+)  # fmt: skip
+from tests.faults.program import Program, Register
+
+REGISTERS: tuple[Register, ...] = (
+    vanishing.VANISHING, exploding.EXPLODING, scale.SCALE, dead.DEAD, zero.ZERO, saturated.SATURATED,
+    detached.DETACHED, detached.UNUSED, underflow.UNDERFLOW, training.TRAINING, traps.TRAPS, healthy.HEALTHY,
+)  # fmt: skip
+PROGRAMS: tuple[Program, ...] = tuple(program for register in REGISTERS for program in register.programs)
+TRAPS = tuple(program for program in PROGRAMS if program.kind == "traps")
+HEALTHY = tuple(program for program in PROGRAMS if not program.expect)
+FAULTS = tuple(program for program in PROGRAMS if program.expect and program.kind != "traps")
+__all__ = [
+    "FAULTS", "HEALTHY", "PROGRAMS", "REGISTERS", "TRAPS",
+    # imported for what they register
+    "healthy_layers", "healthy_models", "healthy_nets", "healthy_tasks", "healthy_training", "traps_more", "traps_nets",
+]  # fmt: skip

@@ -1,0 +1,126 @@
+"""What a program of the suite is: a small torch model with a known fault, and the answer that is right for it.
+
+The files of programs import torch and this module only, so that they prove themselves in plain torch
+(``test_programs.py``) and say nothing of how a fault is found.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+Loss = Callable[[Any], Tensor]
+Form = Literal["one_shot", "history"]
+Half = Literal["tune", "report"]
+BOTH: frozenset[Form] = frozenset({"one_shot", "history"})
+ONE_SHOT: frozenset[Form] = frozenset({"one_shot"})
+HISTORY: frozenset[Form] = frozenset({"history"})
+SEEDS = (0, 1, 2)
+
+
+@dataclass(frozen=True)
+class Built:
+    """A program made from a seed.
+
+    Attributes:
+        model, args, loss: one step is ``loss(model(*args)).backward()``.
+        optimizer: makes the optimizer of the history form; None: SGD with a small step, without momentum.
+        steps: how many steps the history form takes.
+        batch: ``(args, loss)`` of a step of the history form; None: the same batch in each.
+    """
+
+    model: nn.Module
+    args: tuple[Any, ...]
+    loss: Loss
+    optimizer: Callable[[nn.Module], torch.optim.Optimizer] | None = None
+    steps: int = 6
+    batch: Callable[[int], tuple[tuple[Any, ...], Loss]] | None = None
+
+    def at(self, step: int) -> tuple[tuple[Any, ...], Loss]:
+        """Arguments and loss of a step."""
+        return (self.args, self.loss) if self.batch is None else self.batch(step)
+
+    def optimized(self) -> torch.optim.Optimizer:
+        """The optimizer of the history form."""
+        if self.optimizer is not None:
+            return self.optimizer(self.model)
+        return torch.optim.SGD([p for p in self.model.parameters() if p.requires_grad], lr=1e-4)
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program and the answer that is right for it.
+
+    Attributes:
+        name, kind: ``kind`` is the file's: ``vanishing`` ... ``healthy``.
+        make: builds it from the global random stream.
+        expect: rules that may come first; the best answer stands first.  Empty for a healthy one.
+        culprits: words, any of which must occur in name, target, module path or key of the blamed node (or in the name
+            of the blamed parameter).  Where a word ends with a digit, no digit may follow.
+        not_culprits: words that must not occur there.
+        outside: the fault lies outside the model or at a parameter: no node is to be blamed.
+        victims: beginnings of the names of the parameters that suffer, for the proof in plain torch.
+        forms: the forms in which it must be found.
+        info_ok: whether the right rule as information counts as found, since training goes on all the same.
+        half: thresholds are set on ``tune`` and reported on ``report``.
+    """
+
+    name: str
+    kind: str
+    make: Callable[[], Built]
+    expect: tuple[str, ...] = ()
+    culprits: tuple[str, ...] = ()
+    not_culprits: tuple[str, ...] = ()
+    outside: bool = False
+    victims: tuple[str, ...] = ()
+    forms: frozenset[Form] = BOTH
+    info_ok: bool = False
+    half: Half = "tune"
+
+    def build(self, seed: int) -> Built:
+        """The program from this seed."""
+        torch.manual_seed(1000 + seed)
+        return self.make()
+
+    def blames(self, *words: str) -> bool:
+        """Whether these names of a node are those of a culprit, and of no bystander."""
+        text = " ".join(words)
+        return any(map(_pattern(text), self.culprits)) and not any(map(_pattern(text), self.not_culprits))
+
+
+def _pattern(text: str) -> Callable[[str], bool]:
+    def occurs(word: str) -> bool:
+        start = r"(?<!\d)" if word[0].isdigit() else ""
+        end = r"(?!\d)" if word[-1].isdigit() else ""
+        return re.search(start + re.escape(word) + end, text, re.IGNORECASE) is not None
+
+    return occurs
+
+
+@dataclass
+class Register:
+    """The programs of one kind, in the order of their definition, split in two halves by turns."""
+
+    kind: str
+    programs: list[Program] = field(default_factory=list)
+
+    def __call__(self, *expect: str, **answer: Any) -> Callable[[Callable[[], Built]], Callable[[], Built]]:
+        """Decorates a builder; its name is the program's."""
+
+        def decorate(make: Callable[[], Built]) -> Callable[[], Built]:
+            self.add(make.__name__, make, expect, **answer)
+            return make
+
+        return decorate
+
+    def add(self, name: str, make: Callable[[], Built], expect: Sequence[str] = (), **answer: Any) -> None:
+        """Adds a program that is made by a loop instead of a function of its own."""
+        if any(program.name == name for program in self.programs):
+            raise ValueError(name)
+        half: Half = "tune" if len(self.programs) % 2 == 0 else "report"
+        self.programs.append(Program(name, self.kind, make, tuple(expect), half=half, **answer))
