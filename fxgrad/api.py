@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.amp import GradScaler
+from torch.optim import Optimizer
 
 from fxgrad.engine import Options
 from fxgrad.errors import FxgradError, InputError, ModelError, OptionError
@@ -17,7 +19,7 @@ from fxgrad.rewritten import Rewrite
 from fxgrad.schema import GradientFlow, Level, SiteKind
 from fxgrad.structure import tensors_in
 from fxgrad.torch_private import acts_after_accumulation, compiled_original
-from fxgrad.watching import Watch, refuse_unwatchable, watch_of
+from fxgrad.watching import Around, Watch, refuse_unwatchable, watch_of
 
 if TYPE_CHECKING:
     from fxgrad.compilable import Compilable
@@ -92,9 +94,10 @@ def _measured(
             watch.remove()
 
 
-def watch(
+def watch(  # noqa: PLR0913  # the public signature of the design
     model: nn.Module, *, every: int = 1, statistics: Level = "norm", sites: SiteKind = "node",
-    capture: Capture = "auto",
+    capture: Capture = "auto", optimizer: Optimizer | Sequence[Optimizer] | None = None,
+    scaler: GradScaler | None = None,
 ) -> Watch:  # fmt: skip
     """Observe the gradients of ``model`` in place, while the training loop stays as it is.
 
@@ -106,6 +109,12 @@ def watch(
             sends back (in ``flow.edges``).
         capture: ``"auto"`` observes the first step under ``eager`` and then runs the symbolic graph where that
             agrees with what eager recorded; ``"eager"`` or ``"symbolic"`` to insist.
+        optimizer: the optimizer, or several: flows then have what the step behind a backward pass did to each parameter
+            (``ParameterRecord.update``, ``flow.optimizer``).  In accumulation the step belongs to all backward passes
+            since the step before, and each of their flows has it.  A step copies the parameters that have a gradient,
+            for as long as it runs.
+        scaler: the ``torch.amp.GradScaler``: flows then have the loss scale (``flow.event.loss_scale``) and how many
+            steps were skipped.
 
     Returns:
         A handle and context manager with ``flow()``, ``history`` and ``remove()``.
@@ -125,7 +134,8 @@ def watch(
     if isinstance(every, bool) or not isinstance(every, int) or every < 1:
         message = f"every must be a whole number of at least 1, but is {every!r}"
         raise OptionError(message)
-    return Watch(model, Options(statistics, capture, sites), every=every)
+    around = Around.of(optimizer, scaler)
+    return Watch(model, Options(statistics, capture, sites), every=every, around=around)
 
 
 def instrument(

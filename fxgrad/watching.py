@@ -2,16 +2,42 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
 import torch
 from torch import nn
+from torch.amp import GradScaler
+from torch.optim import Optimizer
 
 from fxgrad.engine import Engine, Options
 from fxgrad.errors import WatchError
 from fxgrad.hosting import host_of, lodge, own_forward, refuse_unhostable
 from fxgrad.schema import GradientFlow
+from fxgrad.training import Training, checked_optimizers, checked_scaler
+
+
+@dataclass(frozen=True, slots=True)
+class Around:
+    """What a watch is told of the training around the model.
+
+    Attributes:
+        optimizers: whose steps are measured.
+        scaler: of the loss.
+    """
+
+    optimizers: tuple[Optimizer, ...] = ()
+    scaler: GradScaler | None = None
+
+    @staticmethod
+    def of(optimizer: Any, scaler: Any) -> Around:
+        """The options of ``fxgrad.watch``.
+
+        Raises:
+            OptionError: one has a value that it cannot have.
+        """
+        return Around(checked_optimizers(optimizer), checked_scaler(scaler))
 
 
 class Watch:
@@ -19,7 +45,15 @@ class Watch:
 
     observes = True
 
-    def __init__(self, model: nn.Module, options: Options, *, every: int = 1, one_shot: bool = False) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        options: Options,
+        *,
+        every: int = 1,
+        one_shot: bool = False,
+        around: Around | None = None,
+    ) -> None:
         """``one_shot``: for a single call, which may lie above an outer watch on the same model."""
         if not one_shot:
             refuse_unwatchable(model)
@@ -32,6 +66,8 @@ class Watch:
         self.engine.chooser.one_shot = one_shot
         self._host = lodge(model, self)
         self._host.one_shots += one_shot
+        if around is not None and (around.optimizers or around.scaler is not None):
+            self.engine.training = Training(self.engine.recorder, around.optimizers, around.scaler)
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the model's own forward, observed where this call is to be."""
@@ -74,18 +110,26 @@ class Watch:
         """Stop observing until ``resume``: calls run the model's own forward, and parameters carry no hooks of ours."""
         if self.active:
             self._paused = True
+            self._tell(paused=True)
             self.engine.recorder.settle()
             self.engine.parameters.remove()
 
     def resume(self) -> None:
         """Observe again after ``pause``."""
         self._paused = False
+        self._tell(paused=False)
+
+    def _tell(self, *, paused: bool) -> None:
+        if self.engine.training is not None:
+            self.engine.training.paused = paused
 
     def remove(self) -> None:
         """Give the model back as it was.  What was recorded stays readable.  May be called twice."""
         if not self.engine.recorder.on:
             return
         self.engine.close()
+        if self.engine.training is not None:
+            self.engine.training.remove()
         self._host.one_shots -= self.one_shot
         self._host.leave(self, "watched")
 

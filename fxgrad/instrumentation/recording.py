@@ -33,14 +33,15 @@ class Recording:
         differentiated: whether a backward pass through the call was itself recorded by autograd (``create_graph``).
         planned: which sites get no hook in this call.
         edges: where values are in the autograd graph; None where edges are not measured.
+        accumulating: whether parameters had a gradient when the call began; None where nobody asked.
         rewriting: the rewrite rules of this call, which then put the hooks; None without rules.
         partial: gives the graph of the calls so far, while the model's own Python runs.
     """
 
     __slots__ = (
-        "__weakref__", "computed", "differentiated", "edges", "escalated", "expected", "leaves", "not_required",
-        "number", "parameters", "part", "partial", "plan", "planned", "report", "rewriting", "shapes", "sink", "table",
-        "task", "untold",
+        "__weakref__", "accumulating", "computed", "differentiated", "edges", "escalated", "expected", "leaves",
+        "not_required", "number", "parameters", "part", "partial", "plan", "planned", "report", "rewriting", "shapes",
+        "sink", "table", "task", "untold",
     )  # fmt: skip
 
     def __init__(self, sink: Any, number: int, expected: int) -> None:
@@ -61,6 +62,7 @@ class Recording:
         self.escalated: frozenset[int] = frozenset()
         self.rewriting: Any = None
         self.partial: Any = None
+        self.accumulating: bool | None = None
         self.edges: EdgeNotes | None = None
         self.use(NO_PLAN)
 

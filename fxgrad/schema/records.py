@@ -230,8 +230,8 @@ class ParameterRecord(_HasStatistics):
         statistics: of what *this* backward pass contributed; None where it contributed nothing.
         reason: why ``statistics`` is None, else None.
         value: statistics of the parameter itself, when the forward began; None where they were not asked for.
-        update: what the optimizer step behind this backward did to it; None where no optimizer was given or no step
-            has been taken yet.
+        update: what the optimizer step behind this backward did to it; None where no optimizer was given, no step
+            has been taken yet, or the parameter had no gradient in it.
     """
 
     name: str
