@@ -16,7 +16,7 @@ from fxgrad.instrumented import Instrumented
 from fxgrad.preserve import preserved
 from fxgrad.rewriting.rules import Rule
 from fxgrad.rewritten import Rewrite
-from fxgrad.schema import GradientFlow, Level, SiteKind
+from fxgrad.schema import Finding, GradientFlow, Level, SiteKind
 from fxgrad.structure import tensors_in
 from fxgrad.torch_private import acts_after_accumulation, compiled_original
 from fxgrad.watching import Around, Watch, refuse_unwatchable, watch_of
@@ -97,7 +97,8 @@ def _measured(
 def watch(  # noqa: PLR0913  # the public signature of the design
     model: nn.Module, *, every: int = 1, statistics: Level = "norm", sites: SiteKind = "node",
     capture: Capture = "auto", optimizer: Optimizer | Sequence[Optimizer] | None = None,
-    scaler: GradScaler | None = None,
+    scaler: GradScaler | None = None, limits: Mapping[str, float] | None = None,
+    on_finding: Callable[[Finding], Any] | None = None,
 ) -> Watch:  # fmt: skip
     """Observe the gradients of ``model`` in place, while the training loop stays as it is.
 
@@ -115,6 +116,11 @@ def watch(  # noqa: PLR0913  # the public signature of the design
             for as long as it runs.
         scaler: the ``torch.amp.GradScaler``: flows then have the loss scale (``flow.event.loss_scale``) and how many
             steps were skipped.
+        limits: your own alarms: the largest values of statistics (``{"l2_norm": 1e3}``) at any site or parameter, with
+            a loss scale divided out.  They are judged at the end of each backward pass, which then waits for the device
+            once; see ``alarms`` of the watch.
+        on_finding: called with each alarm, and with what ``diagnose()`` of the watch finds for the first time.  None:
+            an alarm is a ``fxgrad.FindingWarning``.  What it raises, ``backward()`` raises when it is done.
 
     Returns:
         A handle and context manager with ``flow()``, ``history`` and ``remove()``.
@@ -134,7 +140,7 @@ def watch(  # noqa: PLR0913  # the public signature of the design
     if isinstance(every, bool) or not isinstance(every, int) or every < 1:
         message = f"every must be a whole number of at least 1, but is {every!r}"
         raise OptionError(message)
-    around = Around.of(optimizer, scaler)
+    around = Around.of(statistics, optimizer=optimizer, scaler=scaler, limits=limits, on_finding=on_finding)
     return Watch(model, Options(statistics, capture, sites), every=every, around=around)
 
 
