@@ -13,22 +13,65 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from fxgrad.record.recorder import HISTORY
+from fxgrad.record.statistics import accumulator, write_norm
 from fxgrad.schema import Update
 
 _HALF = (torch.float16, torch.bfloat16)
 
 
-@dataclass(slots=True, eq=False)
+_Moved = list[tuple[Tensor, int]]  # a parameter, and the number of its group
+
+
 class _Layout:
-    """Which parameters a step moved; shared by the steps that moved the same.
+    """Which parameters a step moves, and device memory for their norms; shared by the steps that move the same.
 
     Attributes:
         parameters: in the order of the rows.
         groups: by row, the number of its parameter group.
     """
 
-    parameters: list[Tensor]
-    groups: list[int]
+    def __init__(self, moved: _Moved) -> None:
+        self.parameters = [parameter for parameter, _ in moved]
+        self.groups = [group for _, group in moved]
+        self._places = [_place(parameter) for parameter, _ in moved]
+        rows: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+        for row, place in enumerate(self._places):
+            rows.setdefault(place, []).append(row)
+        self._buffers = [
+            (here, torch.zeros(len(here), 2, dtype=dtype, device=device)) for (device, dtype), here in rows.items()
+        ]
+        self._slots: dict[int, tuple[Tensor, ...]] = {
+            row: slot.unbind() for here, buffer in self._buffers for row, slot in zip(here, buffer, strict=True)
+        }
+
+    def fits(self, moved: _Moved) -> bool:
+        """Whether a step moves the same parameters, of the same kind."""
+        if len(moved) != len(self.parameters):
+            return False
+        known = zip(self.parameters, self.groups, self._places, strict=True)
+        return all(
+            parameter is its and group == its_group and _place(parameter) == place
+            for (parameter, group), (its, its_group, place) in zip(moved, known, strict=True)
+        )
+
+    def copies(self) -> list[Tensor]:
+        """The parameters as they are now; their norms are written down."""
+        copies = []
+        for row, parameter in enumerate(self.parameters):
+            copies.append(parameter.detach().clone())
+            write_norm(copies[-1], self._slots[row][0])
+        return copies
+
+    def changes(self, copies: list[Tensor]) -> list[tuple[list[int], Tensor]]:
+        """The norms of ``copies``, and of what has happened to the parameters since; the copies are used up."""
+        for row, (parameter, copy) in enumerate(zip(self.parameters, copies, strict=True)):
+            wide = copy.to(torch.float32) if copy.dtype in _HALF else copy
+            write_norm(wide.sub_(parameter.detach()), self._slots[row][1])
+        return [(rows, buffer.clone()) for rows, buffer in self._buffers]
+
+
+def _place(values: Tensor) -> tuple[torch.device, torch.dtype]:
+    return values.device, accumulator(values.dtype)
 
 
 @dataclass(slots=True, eq=False)
@@ -99,7 +142,7 @@ class Updates:
         self._first = 0
         self._events = events
         self._wanted = wanted
-        self._copies: list[tuple[Tensor, Tensor, int]] = []
+        self._copies: list[Tensor] = []
         self._rates: list[tuple[Any, Any]] = []
         self._found: Tensor | None = None
         self._skips: Tensor | None = None
@@ -135,12 +178,15 @@ class Updates:
         try:
             with torch.no_grad():
                 self._rates = [(_kept(group.get("lr")), _kept(group.get("eps"))) for group in optimizer.param_groups]
-                self._copies = [
-                    (parameter, parameter.detach().clone(), number)
+                moved = [
+                    (parameter, number)
                     for number, group in enumerate(optimizer.param_groups)
                     for parameter in group["params"]
                     if parameter.grad is not None or (closure and parameter.requires_grad)
                 ]
+                if self._layout is None or not self._layout.fits(moved):
+                    self._layout = _Layout(moved)
+                self._copies = self._layout.copies()
         except Exception as error:  # noqa: BLE001  # the user's step must go on, whatever the parameters are
             self._give_up(error)
 
@@ -158,24 +204,17 @@ class Updates:
         number, self.calls = self.calls, self.calls + 1
         first, self._first = self._first, self._events()
         copies, self._copies, self._running = self._copies, [], False
-        if not copies or self._first == first:
+        layout = self._layout
+        if not copies or layout is None or self._first == first:
             return
         try:
             with torch.no_grad():
-                norms = _norms(copies)
+                norms = layout.changes(copies)
         except Exception as error:  # noqa: BLE001  # as above
             self._give_up(error)
             return
-        step = Step(number, first, self._first, self._laid_out(copies), norms, self._rates, self._found, self._skips)
+        step = Step(number, first, self._first, layout, norms, self._rates, self._found, self._skips)
         self.steps.append(step)
-
-    def _laid_out(self, copies: list[tuple[Tensor, Tensor, int]]) -> _Layout:
-        parameters, groups = [parameter for parameter, _, _ in copies], [group for _, _, group in copies]
-        known = self._layout
-        same = known is not None and known.groups == groups
-        if not same or any(a is not b for a, b in zip(known.parameters, parameters, strict=True)):  # type: ignore[union-attr]
-            self._layout = known = _Layout(parameters, groups)
-        return known  # type: ignore[return-value]
 
     def _give_up(self, error: Exception) -> None:
         self._copies = []
@@ -187,26 +226,6 @@ class Updates:
             warnings.warn(message, RuntimeWarning, stacklevel=2)
         except RuntimeWarning:  # warnings are errors here; a training step must not end on this one
             return
-
-
-def _norms(copies: list[tuple[Tensor, Tensor, int]]) -> list[tuple[list[int], Tensor]]:
-    """The l2 norms of the copies, and of what happened to them since; the copies are used up."""
-    by_place: dict[tuple[torch.device, torch.dtype], tuple[list[int], list[Tensor]]] = {}
-    for row, (parameter, copy, _) in enumerate(copies):
-        before = _norm(copy)
-        wide = copy.to(torch.float32) if copy.dtype in _HALF else copy
-        change = _norm(wide.sub_(parameter.detach()))
-        rows, found = by_place.setdefault((before.device, before.dtype), ([], []))
-        rows.append(row)
-        found += [before, change]
-    return [(rows, torch.stack(found).view(-1, 2)) for rows, found in by_place.values()]
-
-
-def _norm(values: Tensor) -> Tensor:
-    """Accumulated in float32 at least."""
-    dtype = torch.float32 if values.dtype in _HALF else None
-    norm: Tensor = torch.linalg.vector_norm(values, dtype=dtype)
-    return norm
 
 
 def _kept(setting: Any) -> Any:
