@@ -27,7 +27,8 @@ from fxgrad.instrumentation.probe import current, put
 from fxgrad.instrumentation.recording import Recording
 from fxgrad.leaves import LeafHooks
 from fxgrad.record.recorder import Kept, Recorder
-from fxgrad.rewriting.apply import NodeRules, rules_of
+from fxgrad.rewriting.apply import MARK, NodeRules, rules_of
+from fxgrad.rewriting.tally import Windows
 from fxgrad.schema import GradientFlow, Level, SiteKind, Statistics
 from fxgrad.structure import tensors_in
 from fxgrad.torch_private import forget_empty_hooks, functorch_active, global_hooks, tampered
@@ -112,6 +113,7 @@ class Engine:
         self._flows: dict[int, GradientFlow] = {}
         self.leaves = LeafHooks(LeafHook)
         self.training: Training | None = None
+        self._windows = Windows()
 
     # ---- running ---------------------------------------------------------------------------------------------
 
@@ -123,6 +125,8 @@ class Engine:
         """Run the forward under the model's rewrite rules and, if ``observe``, under observation."""
         observe = observe and self.recorder.on
         rules = rules_of(self.model)
+        if torch.is_grad_enabled():
+            self._windows.close()
         if not (observe or rules) or not torch.is_grad_enabled() or functorch_active():
             return self.forward(*args, **kwargs)
         recording = self._begin(rules, observe=observe)
@@ -150,6 +154,7 @@ class Engine:
         if observe:
             recording.parameters = self.parameters.refresh(self.modules.parameters)
             recording.edges = EdgeNotes(None) if self.options.sites == "edge" else None
+            recording.window = self._windows.open(self.model, MARK)
             if self.training is not None:
                 self.training.forward(recording)
         if rules is not None:

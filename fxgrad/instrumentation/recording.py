@@ -35,13 +35,14 @@ class Recording:
         edges: where values are in the autograd graph; None where edges are not measured.
         accumulating: whether parameters had a gradient when the call began; None where nobody asked.
         rewriting: the rewrite rules of this call, which then put the hooks; None without rules.
+        window: what rules at parameters do from this call to the next; None without such rules.
         partial: gives the graph of the calls so far, while the model's own Python runs.
     """
 
     __slots__ = (
         "__weakref__", "accumulating", "computed", "differentiated", "edges", "escalated", "expected", "leaves",
         "not_required", "number", "parameters", "part", "partial", "plan", "planned", "report", "rewriting", "shapes",
-        "sink", "table", "task", "untold",
+        "sink", "table", "task", "untold", "window",
     )  # fmt: skip
 
     def __init__(self, sink: Any, number: int, expected: int) -> None:
@@ -62,6 +63,7 @@ class Recording:
         self.escalated: frozenset[int] = frozenset()
         self.rewriting: Any = None
         self.partial: Any = None
+        self.window: Any = None
         self.accumulating: bool | None = None
         self.edges: EdgeNotes | None = None
         self.use(NO_PLAN)
