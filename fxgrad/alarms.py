@@ -9,7 +9,7 @@ from typing import Any
 
 from fxgrad.diagnosis.limits import Limit, beyond
 from fxgrad.errors import FindingWarning, OptionError
-from fxgrad.record.reading import read_statistics
+from fxgrad.record.reading import read_gradients
 from fxgrad.record.recorder import HISTORY, Kept
 from fxgrad.schema import Finding, GradientFlow
 from fxgrad.torch_private import at_end_of_backward, current_backward
@@ -76,7 +76,8 @@ class Alarms:
     def _judged(self, parts: list[Kept]) -> list[Finding]:
         scale = self._scale_of(parts[0].event) or 1.0
         limits = [Limit(word, most, scale) for word, most in self._limits.items()]
-        everything = [one for part in read_statistics(*parts, parts[0].parameters) for one in part]
+        own = parts[0].parameters
+        everything = [one for part in read_gradients([*parts, *([] if own is None else [own])]) for one in part]
         found = []
         for limit in limits:
             if any(map(limit.exceeded, everything)):

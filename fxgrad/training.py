@@ -89,7 +89,8 @@ class Training:
     def forward(self, recording: Any) -> None:
         """A forward call is about to be observed."""
         parameters: Sequence[tuple[int, tuple[str, ...], Tensor]] = recording.parameters
-        recording.accumulating = any(parameter.grad is not None for _, _, parameter in parameters)
+        if recording.accumulating is None:
+            recording.accumulating = any(parameter.grad is not None for _, _, parameter in parameters)
         if not recording.accumulating:
             for one in self._optimizers:
                 one.discard()
