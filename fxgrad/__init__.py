@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from fxgrad import rules
     from fxgrad.api import Rewrite, Watch, gradient_flow, instrument, rewrite, watch
     from fxgrad.dynamo_backend import flow_of
-    from fxgrad.errors import FxgradError
+    from fxgrad.errors import FindingWarning, FxgradError
     from fxgrad.schema import (
         BlindSpot,
         Edge,
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BlindSpot",
     "Edge",
+    "FindingWarning",
     "FxgradError",
     "GradientFlow",
     "ModuleFlow",
@@ -71,6 +72,7 @@ __all__ = [
 _HOME = {
     "BlindSpot": "fxgrad.schema",
     "Edge": "fxgrad.schema",
+    "FindingWarning": "fxgrad.errors",
     "FxgradError": "fxgrad.errors",
     "GradientFlow": "fxgrad.schema",
     "ModuleFlow": "fxgrad.schema",

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.amp import GradScaler
+from torch.optim import Optimizer
 
 from fxgrad.engine import Options
 from fxgrad.errors import FxgradError, InputError, ModelError, OptionError
@@ -14,10 +16,10 @@ from fxgrad.instrumented import Instrumented
 from fxgrad.preserve import preserved
 from fxgrad.rewriting.rules import Rule
 from fxgrad.rewritten import Rewrite
-from fxgrad.schema import GradientFlow, Level, SiteKind
+from fxgrad.schema import Finding, GradientFlow, Level, SiteKind
 from fxgrad.structure import tensors_in
 from fxgrad.torch_private import acts_after_accumulation, compiled_original
-from fxgrad.watching import Watch, refuse_unwatchable, watch_of
+from fxgrad.watching import Around, Watch, refuse_unwatchable, watch_of
 
 if TYPE_CHECKING:
     from fxgrad.compilable import Compilable
@@ -104,6 +106,9 @@ def _measured(
 def watch(  # noqa: PLR0913  # the public signature of the design
     model: nn.Module, *, every: int = 1, statistics: Level = "norm", sites: SiteKind = "node",
     capture: Capture = "auto", forward: bool = False, channels: bool = False,
+    optimizer: Optimizer | Sequence[Optimizer] | None = None,
+    scaler: GradScaler | None = None, limits: Mapping[str, float] | None = None,
+    on_finding: Callable[[Finding], Any] | None = None,
 ) -> Watch:  # fmt: skip
     """Observe the gradients of ``model`` in place, while the training loop stays as it is.
 
@@ -119,6 +124,17 @@ def watch(  # noqa: PLR0913  # the public signature of the design
             ``site.activity``, ``parameter.value``, ``flow.buffers``.
         channels: with ``forward``, also the gradient of what convolutions, linear and matmul-like nodes returned, unit
             by unit, in ``site.channels``.
+        optimizer: the optimizer, or several: flows then have what the step behind a backward pass did to each parameter
+            (``ParameterRecord.update``, ``flow.optimizer``).  In accumulation the step belongs to all backward passes
+            since the step before, and each of their flows has it.  A step copies the parameters that have a gradient,
+            for as long as it runs.
+        scaler: the ``torch.amp.GradScaler``: flows then have the loss scale (``flow.event.loss_scale``) and how many
+            steps were skipped.
+        limits: your own alarms: the largest values of statistics (``{"l2_norm": 1e3}``) at any site or parameter, with
+            a loss scale divided out.  They are judged at the end of each backward pass, which then waits for the device
+            once; see ``alarms`` of the watch.
+        on_finding: called with each alarm, and with what ``diagnose()`` of the watch finds for the first time.  None:
+            an alarm is a ``fxgrad.FindingWarning``.  What it raises, ``backward()`` raises when it is done.
 
     Returns:
         A handle and context manager with ``flow()``, ``history`` and ``remove()``.
@@ -138,7 +154,8 @@ def watch(  # noqa: PLR0913  # the public signature of the design
     if isinstance(every, bool) or not isinstance(every, int) or every < 1:
         message = f"every must be a whole number of at least 1, but is {every!r}"
         raise OptionError(message)
-    return Watch(model, Options(statistics, capture, sites, forward, channels), every=every)
+    around = Around.of(statistics, optimizer=optimizer, scaler=scaler, limits=limits, on_finding=on_finding)
+    return Watch(model, Options(statistics, capture, sites, forward, channels), every=every, around=around)
 
 
 def instrument(  # noqa: PLR0913  # the public signature of the design

@@ -47,7 +47,7 @@ def assemble(kept: Kept, loss: str, level: Level) -> GradientFlow:
     return GradientFlow(
         nodes=plan.nodes,
         sites=tuple(sites.site(number, spec) for number, spec in enumerate(plan.sites)),
-        edges=plan.edges if recording.edges is None else sites.edges(),
+        edges=sites.marked(plan.edges if recording.edges is None else sites.edges()),
         parameters=_parameters(kept, parameters, measured),
         blind_spots=(*sites.blind_spots(), *sites.blind_edges()),
         calls=plan.module_calls,
@@ -135,8 +135,9 @@ class _Sites:
         told = None if self.recording.rewriting is None else self.recording.rewriting.told(number)
         if told is None:
             return None
-        rules, ran, after = told
-        return Rewritten(rules, ran, self.found[after] if after < len(self.found) else None)
+        rewritten: Rewritten = told[0]
+        after: int = told[1]
+        return dataclasses.replace(rewritten, after=self.found[after] if after < len(self.found) else None)
 
     def blind_spots(self) -> tuple[BlindSpot, ...]:
         """Every tensor without a measured gradient, with its reason."""
@@ -159,6 +160,16 @@ class _Sites:
         return tuple(
             dataclasses.replace(edge, statistics=measured[use] if use in measured else self._whole(use[0]))
             for edge, use in zip(self.plan.edges, self.plan.uses, strict=True)
+        )
+
+    def marked(self, edges: tuple[Edge, ...]) -> tuple[Edge, ...]:
+        """The edges with what rewrite rules at them did."""
+        told = None if self.recording.rewriting is None else self.recording.rewriting.told_of_edge
+        if told is None:
+            return edges
+        return tuple(
+            edge if (rewritten := told(edge)) is None else dataclasses.replace(edge, rewritten=rewritten)
+            for edge in edges
         )
 
     def _part(self, index: int) -> Statistics | None:
@@ -291,6 +302,8 @@ def _parameters(
     kept: Kept, parameters: Sequence[tuple[int, tuple[str, ...], Tensor]], measured: Measured
 ) -> tuple[ParameterRecord, ...]:
     own, found, values = kept.parameters, measured.parameters, dict(enumerate(measured.state))
+    window = kept.recording.window
+    rewritten: dict[int, Rewritten] = {} if window is None else window.told()
     records = []
     for place, (number, names, parameter) in enumerate(parameters):
         statistics = found[number] if number < len(found) else None
@@ -303,6 +316,7 @@ def _parameters(
             name=names[0], aliases=names[1:], shape=tuple(parameter.shape), dtype=dtype_word(parameter.dtype),
             device=str(parameter.device), requires_grad=parameter.requires_grad, statistics=statistics, reason=reason,
             value=values.get(place),
+            rewritten=rewritten.get(id(parameter)),
         ))  # fmt: skip
     return tuple(records)
 

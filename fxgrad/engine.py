@@ -29,10 +29,12 @@ from fxgrad.instrumentation.recording import Recording
 from fxgrad.leaves import LeafHooks
 from fxgrad.record.recorder import Kept, Recorder
 from fxgrad.record.values import ValueRecorder
-from fxgrad.rewriting.apply import NodeRules, rules_of
+from fxgrad.rewriting.apply import MARK, NodeRules, rules_of
+from fxgrad.rewriting.tally import Windows
 from fxgrad.schema import GradientFlow, Level, SiteKind, Statistics
 from fxgrad.structure import tensors_in
 from fxgrad.torch_private import forget_empty_hooks, functorch_active, global_hooks, tampered
+from fxgrad.training import Training
 
 # Norms that a float32 sum of squares holds with room to spare (1e-23 ** 2 is 0, 1.9e19 ** 2 is Inf).
 _TELLABLE = (1e-15, 1e15)
@@ -118,6 +120,8 @@ class Engine:
         self._live: weakref.WeakSet[Recording] = weakref.WeakSet()  # a freed autograd graph takes its recording along
         self._flows: dict[int, GradientFlow] = {}
         self.leaves = LeafHooks(LeafHook)
+        self.training: Training | None = None
+        self._windows = Windows()
 
     # ---- running ---------------------------------------------------------------------------------------------
 
@@ -129,6 +133,8 @@ class Engine:
         """Run the forward under the model's rewrite rules and, if ``observe``, under observation."""
         observe = observe and self.recorder.on
         rules = rules_of(self.model)
+        if torch.is_grad_enabled():
+            self._windows.close()
         if not (observe or rules) or not torch.is_grad_enabled() or functorch_active():
             return self.forward(*args, **kwargs)
         recording = self._begin(rules, observe=observe)
@@ -160,6 +166,9 @@ class Engine:
             recording.edges = EdgeNotes(None) if self.options.sites == "edge" else None
             recording.accumulating = accumulating(recording.parameters)
             recording.values = begin(self._values, self.modules, recording if self.options.channels else None)
+            recording.window = self._windows.open(self.model, MARK)
+            if self.training is not None:
+                self.training.forward(recording)
         if rules is not None:
             recording.rewriting = rules.begin(recording, observing=observe)
         return recording
@@ -240,7 +249,7 @@ class Engine:
     def history(self) -> list[GradientFlow]:
         """The flows of all kept events, oldest first."""
         self.recorder.settle()
-        return [self._flow(kept) for kept in self._finished()]
+        return self._completed(self._finished())
 
     def _finished(self) -> list[Kept]:
         """The kept events of forward calls that returned; one that raised has no graph."""
@@ -260,9 +269,14 @@ class Engine:
                 "call the model with gradients enabled and run backward() first"
             )
             raise NoFlowError(message)
-        return self._flow(finished[-1])
+        return self._completed(finished[-1:])[0]
 
-    def _flow(self, kept: Kept) -> GradientFlow:
+    def _completed(self, events: list[Kept]) -> list[GradientFlow]:
+        flows = [self.flow_of(kept) for kept in events]
+        return flows if self.training is None else self.training.complete(events, flows)
+
+    def flow_of(self, kept: Kept) -> GradientFlow:
+        """The flow of an event, without what lies around the backward pass; made once."""
         key = id(kept)
         if key not in self._flows:
             self._flows = {id(k): self._flows[id(k)] for k in self.recorder.history if id(k) in self._flows}

@@ -56,3 +56,7 @@ class WatchError(FxgradError, RuntimeError):
 
 class RuleError(FxgradError, ValueError):
     """A rewrite rule cannot be applied: it selects nothing, broke its contract, or raised (then see ``__cause__``)."""
+
+
+class FindingWarning(UserWarning):
+    """What ``fxgrad.watch(limits=...)`` warns with where it was given no ``on_finding``."""

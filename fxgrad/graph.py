@@ -122,6 +122,8 @@ def _edge_attributes(edges: list[Edge], reasons: list[Reason]) -> _Plain:
     for edge in edges:
         prefix = f"{edge.consumer.argument}." if len(edges) > 1 else ""
         found.update({f"{prefix}{name}": value for name, value in _statistics_attributes(edge.statistics).items()})
+        if edge.rewritten is not None:
+            found[f"{prefix}rewritten_by"] = ", ".join(edge.rewritten.rules)
     joint = joint_norm(edges)
     if joint is not None:
         found["l2_norm"] = joint

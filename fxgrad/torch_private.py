@@ -171,6 +171,16 @@ def acts_after_accumulation(parameter: Tensor) -> bool:
     return bool(getattr(parameter, "_post_accumulate_grad_hooks", None))
 
 
+def loss_scale_of(scaler: Any) -> Tensor | None:
+    """The tensor that a ``torch.amp.GradScaler`` keeps its scale in, None before its first use (``GradScaler._scale``).
+
+    The public ``get_scale`` waits for the device, and ``scale`` would set an unused scaler up on the device of what it
+    is given.  Where the name is missing, flows have no loss scale.
+    """
+    scale = getattr(scaler, "_scale", None)
+    return scale.detach() if isinstance(scale, Tensor) else None
+
+
 def compiled_original(module: nn.Module) -> nn.Module | None:
     """The model inside of a ``torch.compile``d module, or None (``OptimizedModule._orig_mod``)."""
     return children_of(module).get("_orig_mod") if type(module).__name__ == "OptimizedModule" else None

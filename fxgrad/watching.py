@@ -2,16 +2,53 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.amp import GradScaler
+from torch.optim import Optimizer
 
+from fxgrad.alarms import Alarms, OnFinding, checked_listener
+from fxgrad.diagnosis.limits import checked_limits
 from fxgrad.engine import Engine, Options
 from fxgrad.errors import WatchError
 from fxgrad.hosting import host_of, lodge, own_forward, refuse_unhostable
-from fxgrad.schema import GradientFlow
+from fxgrad.schema import Diagnosis, Finding, GradientFlow, Level
+from fxgrad.training import Training, checked_optimizers, checked_scaler
+
+if TYPE_CHECKING:
+    from fxgrad.diagnosis import Thresholds
+
+
+@dataclass(frozen=True, slots=True)
+class Around:
+    """What a watch is told of the training around the model.
+
+    Attributes:
+        optimizers: whose steps are measured.
+        scaler: of the loss.
+        limits: by statistics word.
+        on_finding: who is told of findings.
+    """
+
+    optimizers: tuple[Optimizer, ...] = ()
+    scaler: GradScaler | None = None
+    limits: Mapping[str, float] = field(default_factory=dict)
+    on_finding: OnFinding | None = None
+
+    @staticmethod
+    def of(level: Level, *, optimizer: Any, scaler: Any, limits: Any, on_finding: Any) -> Around:
+        """The options of ``fxgrad.watch``.
+
+        Raises:
+            OptionError: one has a value that it cannot have.
+        """
+        checked = {} if limits is None else checked_limits(limits, level)
+        return Around(checked_optimizers(optimizer), checked_scaler(scaler), checked, checked_listener(on_finding))
 
 
 class Watch:
@@ -19,7 +56,15 @@ class Watch:
 
     observes = True
 
-    def __init__(self, model: nn.Module, options: Options, *, every: int = 1, one_shot: bool = False) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        options: Options,
+        *,
+        every: int = 1,
+        one_shot: bool = False,
+        around: Around | None = None,
+    ) -> None:
         """``one_shot``: for a single call, which may lie above an outer watch on the same model."""
         if not one_shot:
             refuse_unwatchable(model)
@@ -32,6 +77,17 @@ class Watch:
         self.engine.chooser.one_shot = one_shot
         self._host = lodge(model, self)
         self._host.one_shots += one_shot
+        self._training, self._alarms = self._surround(Around() if around is None else around)
+
+    def _surround(self, around: Around) -> tuple[Training | None, Alarms]:
+        engine = self.engine
+        if around.optimizers or around.scaler is not None:
+            engine.training = Training(engine.recorder, around.optimizers, around.scaler)
+        scale_of = (lambda _: None) if engine.training is None else engine.training.scale_of
+        alarms = Alarms(around.limits, around.on_finding, engine.flow_of, scale_of)
+        if around.limits:
+            engine.recorder.ended = alarms.ended
+        return engine.training, alarms
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the model's own forward, observed where this call is to be."""
@@ -65,6 +121,27 @@ class Watch:
         """The flows of the latest backward events (at most 128), oldest first; one per forward call of an event."""
         return tuple(self.engine.history())
 
+    def diagnose(self, thresholds: Thresholds | None = None) -> Diagnosis:
+        """What the rules say of ``history``: ``fxgrad.diagnosis.diagnose`` over it.
+
+        ``on_finding`` is told of the findings that were not reported before, by rule and place.
+
+        Raises:
+            NoFlowError: no backward pass has run through an observed forward call yet.
+            Exception: what ``on_finding`` raised first, once it was told of all.
+        """
+        from fxgrad.diagnosis import diagnose
+
+        self.flow()
+        found = diagnose(self.history, thresholds)
+        self._alarms.report(found.findings)
+        return found
+
+    @property
+    def alarms(self) -> tuple[Finding, ...]:
+        """The latest alarms of ``limits`` (at most 128), oldest first."""
+        return tuple(self._alarms.latest)
+
     @property
     def active(self) -> bool:
         """False once the watch is removed."""
@@ -74,18 +151,26 @@ class Watch:
         """Stop observing until ``resume``: calls run the model's own forward, and parameters carry no hooks of ours."""
         if self.active:
             self._paused = True
+            self._tell(paused=True)
             self.engine.recorder.settle()
             self.engine.parameters.remove()
 
     def resume(self) -> None:
         """Observe again after ``pause``."""
         self._paused = False
+        self._tell(paused=False)
+
+    def _tell(self, *, paused: bool) -> None:
+        if self._training is not None:
+            self._training.paused = paused
 
     def remove(self) -> None:
         """Give the model back as it was.  What was recorded stays readable.  May be called twice."""
         if not self.engine.recorder.on:
             return
         self.engine.close()
+        if self._training is not None:
+            self._training.remove()
         self._host.one_shots -= self.one_shot
         self._host.leave(self, "watched")
 

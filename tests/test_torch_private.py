@@ -237,3 +237,12 @@ def test_a_leaf_without_hooks_is_as_before_its_first() -> None:
     one.sum().backward()
     assert one.grad is not None and one.grad.tolist() == [2.0, 2.0]
     again.remove()
+
+
+def test_the_scale_of_a_scaler_is_found_and_nothing_is_set_up() -> None:
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    assert torch_private.loss_scale_of(scaler) is None
+    assert scaler._scale is None
+    scaler.scale(torch.ones(1))
+    assert torch_private.loss_scale_of(scaler) == 8.0
+    assert torch_private.loss_scale_of(object()) is None

@@ -141,7 +141,7 @@ def _large(evidence: Evidence, view: FlowView, large: dict[str, float]) -> Findi
         if update is not None
         else f"by at least {number(large[name])} times its norm"
     )
-    if update is not None:
+    if update is not None and update.learning_rate is not None:
         numbers["learning_rate"] = update.learning_rate
         words += f" at a learning rate of {number(update.learning_rate)}"
     draft = Draft(

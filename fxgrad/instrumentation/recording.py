@@ -34,6 +34,7 @@ class Recording:
         planned: which sites get no hook in this call.
         edges: where values are in the autograd graph; None where edges are not measured.
         rewriting: the rewrite rules of this call, which then put the hooks; None without rules.
+        window: what rules at parameters do from this call to the next; None without such rules.
         partial: gives the graph of the calls so far, while the model's own Python runs.
         values: measures the values in the forward pass; None where they are not asked for.
         accumulating: whether a parameter had a gradient when the forward began; None where unknown.
@@ -42,7 +43,7 @@ class Recording:
     __slots__ = (
         "__weakref__", "accumulating", "computed", "differentiated", "edges", "escalated", "expected", "leaves",
         "not_required", "number", "parameters", "part", "partial", "plan", "planned", "report", "rewriting", "shapes",
-        "sink", "table", "task", "untold", "values",
+        "sink", "table", "task", "untold", "values", "window",
     )  # fmt: skip
 
     def __init__(self, sink: Any, number: int, expected: int) -> None:
@@ -63,6 +64,7 @@ class Recording:
         self.escalated: frozenset[int] = frozenset()
         self.rewriting: Any = None
         self.partial: Any = None
+        self.window: Any = None
         self.edges: EdgeNotes | None = None
         self.values: Any = None
         self.accumulating: bool | None = None

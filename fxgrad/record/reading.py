@@ -110,3 +110,11 @@ def _statistics(rows: Any, reading: Reading) -> Statistics:
     if kind in ("full", "full64"):
         return from_full(rows[place], numel, scaled=kind == "full64")
     return from_norm(rows[place] ** 0.5 if kind == "square" else rows[place], numel)
+
+
+def read_gradients(parts: Sequence[Kept]) -> list[list[Statistics | None]]:
+    """Statistics of gradients by site number, for each part: one copy to the host per device."""
+    for part in parts:
+        part.settle()
+    rows = _on_host(parts)
+    return [_read(part, rows) for part in parts]

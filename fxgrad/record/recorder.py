@@ -137,7 +137,10 @@ class Recorder:
         self.on = True
         self._lock = threading.RLock()
         self._open: dict[int, BackwardEvent] = {}
-        self._count = 0
+        self.begun = 0  # events that began
+        #: Called with the number of an event that begins, in its backward pass; with what was kept of one that ended.
+        self.began: Callable[[int], None] | None = None
+        self.ended: Callable[[list[Kept]], None] | None = None
         self._free: dict[bool, list[Slots]] = {True: [], False: []}  # the parameters' and the recordings'
         self._pages: dict[torch.dtype, list[Page]] = {}
 
@@ -274,10 +277,12 @@ class Recorder:
         thread = threading.get_ident()
         with self._lock:
             outer = next((e for e in self._open.values() if e.thread == thread and e.certain_end), None)
-            event = self._open[task] = outer or BackwardEvent(self._count, thread)
-            self._count += outer is None
+            event = self._open[task] = outer or BackwardEvent(self.begun, thread)
+            self.begun += outer is None
         if outer is None:
             event.certain_end = at_end_of_backward(lambda: self._finish(event))
+            if self.began is not None:
+                self.began(event.number)
         return event
 
     def settle(self) -> None:
@@ -301,12 +306,16 @@ class Recorder:
             batches = [batch for page in event.pages.values() for batch in page.batches]
             own = event.parts.pop(self.parameters, None)
             parameters = None if own is None else self._keep(self.parameters, own, batches)
+            finished = []
             for owner, part in sorted(event.parts.items(), key=lambda item: item[0].number):
                 kept = self._keep(owner, part, batches)
                 kept.parameters = parameters
-                self.history.append(kept)
+                finished.append(kept)
+            self.history.extend(finished)
             for dtype, page in event.pages.items():
                 self._pages[dtype].append(page)
+        if self.ended is not None and finished:
+            self.ended(finished)
 
     def _keep(self, owner: Owner, part: Part, batches: list[Batch]) -> Kept:
         owner.task = owner.part = None

@@ -15,7 +15,7 @@ from fxgrad.errors import OptionError
 from fxgrad.render.boxes import boxes_of
 from fxgrad.render.labels import Labels, joint, short
 from fxgrad.render.palette import DROP, DROP_EDGE, EDGES, LOOKS, REWRITTEN, Scale, text_colour
-from fxgrad.render.words import Look, check_norm, norm_words, number
+from fxgrad.render.words import Look, check_norm, norm_words, number, rewritten_counts, rule_words
 from fxgrad.schema import Edge, GradientFlow, NormWord
 from fxgrad.store import write_whole
 
@@ -162,7 +162,7 @@ class _Picture:
             attributes = {"shape": "plaintext", "fontcolor": "#444444"}
         if not box.single:
             attributes = (_STACK if box.blocks else _FOLDER) | attributes
-        if self.labels.rewritten(box) and look != "nonfinite":
+        if (self.labels.rewritten(box) or self.labels.rewritten_parameters(box)) and look != "nonfinite":
             attributes |= REWRITTEN if look != "zero" else {"color": REWRITTEN["color"], "penwidth": "2"}
         if self.labels.drops(box) and look != "nonfinite":
             # A double border has no room for a wide pen between its lines.
@@ -183,6 +183,8 @@ class _Picture:
                 start, name = f"from{tail}_{head}", box.path or box.nodes[0].key
                 graph.node(start, label=_text(f"from {short(name)}"), tooltip=_text(name), shape="plaintext")
             look = DROP_EDGE if dropped and self.flow.event.sites == "node" else self._edge_look(edges)
+            if any(edge.rewritten is not None for edge in edges):
+                look = look | {"color": REWRITTEN["color"], "style": "dashed"}
             graph.edge(start, f"n{head}", tooltip=_text(uses), **look)
 
     def _edge_look(self, edges: list[Edge]) -> dict[str, str]:
@@ -199,7 +201,8 @@ class _Picture:
 
     def _use_words(self, edge: Edge) -> str:
         use = f"{edge.producer}{edge.output_position} -> {edge.consumer.key} {edge.consumer.argument}"
-        return f"{use}: {self.norm} {norm_words(edge.statistics, self.norm)}" if edge.measured else use
+        use += f": {self.norm} {norm_words(edge.statistics, self.norm)}" if edge.measured else ""
+        return use if edge.rewritten is None else f"{use}, rewritten by {rule_words(edge.rewritten)}"
 
     def _legend(self, graph: Any) -> None:
         """In one row, so that it takes no height from the graph beside it."""
@@ -220,7 +223,7 @@ class _Picture:
         swatches += [(f"legend_{look}", words, LOOKS[look]) for look, words in _WORDS.items() if look in self.looks]
         if self.flow.event.sites == "edge":
             swatches.append(("legend_edges", _EDGE_WORDS, {"shape": "plaintext"}))
-        if any(map(self.labels.rewritten, self.boxes)):
+        if rewritten_counts(self.flow) or any(map(self.labels.rewritten, self.boxes)):
             swatches.append(("legend_rewritten", ["rewritten by a rule"], REWRITTEN))
         if self.dropped:
             swatches.append(("legend_drop", _DROP_WORDS, DROP))

@@ -9,8 +9,8 @@ from dataclasses import fields
 from fxgrad.graph import Drop, biggest_drops, joint_norm, ratios, sites_of
 from fxgrad.render.boxes import Box
 from fxgrad.render.gains import Gains
-from fxgrad.render.words import Look, look_of, norm_words, number, rewritten_words, shape_words
-from fxgrad.schema import BlindSpot, Edge, GradientFlow, Node, NormWord, Site, Statistics
+from fxgrad.render.words import Look, look_of, norm_words, number, rewritten_words, rule_words, shape_words
+from fxgrad.schema import BlindSpot, Edge, GradientFlow, Node, NormWord, ParameterRecord, Site, Statistics
 
 _NAME = 44  # characters of a name in a label; the tooltip has all of it
 _TENSORS = 3  # outputs of one node that its label lists
@@ -27,6 +27,7 @@ class Labels:
         self._gains = Gains(flow)
         self._ratios = ratios(flow)
         self._drops = {drop.site.id: drop for drop in biggest_drops(flow, below=_DROP)}
+        self._parameters = {name: one for one in flow.parameters for name in (one.name, *one.aliases)}
         self._spots: dict[str, list[BlindSpot]] = {}
         for spot in (spot for spot in flow.blind_spots if spot.consumer is None):
             self._spots.setdefault(spot.key, []).append(spot)
@@ -61,6 +62,14 @@ class Labels:
     def _inner(self, box: Box) -> list[Site]:
         return [site for node in box.all_nodes for site in self._sites.get(node.key, [])]
 
+    def rewritten_parameters(self, box: Box) -> list[ParameterRecord]:
+        """The parameters of its nodes that rewrite rules act on."""
+        found = [one for node in box.all_nodes for one in self._parameters_of(node) if one.rewritten is not None]
+        return list({one.name: one for one in found}.values())
+
+    def _parameters_of(self, node: Node) -> list[ParameterRecord]:
+        return [self._parameters[name] for name in node.parameters if name in self._parameters]
+
     # ---- the label ------------------------------------------------------------------------------------------------
 
     def label(self, box: Box) -> list[str]:
@@ -78,8 +87,9 @@ class Labels:
             # The last in forward order is the first that the backward pass comes to.
             bad = [site for site in self._inner(box) if look_of(site.statistics) == "nonfinite"][-1]
             lines.append(f"{norm_words(bad.statistics, self._norm)} at {short(_below(bad.id, box.path))}")
-        if self.rewritten(box):
-            lines.append(f"{len(self.rewritten(box))} rewritten inside")
+        inside = len(self.rewritten(box)) + len(self.rewritten_parameters(box))
+        if inside:
+            lines.append(f"{inside} rewritten inside")
         return lines + [
             f"DROP x{number(drop.ratio)} at {short(_below(drop.site.id, box.path))}" for drop in self.drops(box)
         ]
@@ -99,6 +109,7 @@ class Labels:
             lines.append("blind: " + ", ".join(reasons))
         # Who did it is in the tooltip.
         lines += [rewritten_words(site, self._norm).partition(" by ")[0] for site in self.rewritten(box)[:_TENSORS]]
+        lines += [f"rewritten: {short(one.name)}" for one in self.rewritten_parameters(box)[:_TENSORS]]
         return lines + [f"DROP x{number(drop.ratio)}" for drop in self.drops(box)]
 
     def _norm_line(self, box: Box) -> str:
@@ -152,13 +163,14 @@ class Labels:
             lines.append(node.source)
         for site in self._sites.get(node.key, []):
             lines += self._site_tooltip(site)
+        for one in self._parameters_of(node):
+            lines += [] if one.rewritten is None else [f"{one.name}: rewritten by {rule_words(one.rewritten)}"]
         return lines + [f"{spot.reason}: {spot.detail}" for spot in self._spots.get(node.key, [])]
 
     def _site_tooltip(self, site: Site) -> list[str]:
         lines = [f"{site.id}: {shape_words(site)} on {site.device}", f"  {_all_statistics(site.statistics)}"]
         if site.rewritten is not None:
-            rules = ", ".join(site.rewritten.rules)
-            lines.append(f"  rewritten by {rules}: {_all_statistics(site.rewritten.after)}")
+            lines.append(f"  rewritten by {rule_words(site.rewritten)}: {_all_statistics(site.rewritten.after)}")
         if site.id in self._ratios:
             lines.append(f"  ratio to the sites nearer to the loss {number(self._ratios[site.id])}")
         return lines

@@ -16,6 +16,7 @@ from fxgrad.render.words import (
     look_of,
     norm_words,
     number,
+    rewritten_counts,
     rewritten_words,
     shape_words,
     short_source,
@@ -139,6 +140,8 @@ def _caption(flow: GradientFlow, hidden: int) -> str:
     blind = blind_counts(flow)
     if blind:
         parts.append(f"not measured: {blind}")
+    if rewritten_counts(flow):
+        parts.append(f"rewritten besides sites: {rewritten_counts(flow)}")
     return "; ".join(parts)
 
 

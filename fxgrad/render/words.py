@@ -7,7 +7,7 @@ from collections import Counter
 from typing import Literal
 
 from fxgrad.errors import OptionError
-from fxgrad.schema import GradientFlow, NormWord, Site, Statistics
+from fxgrad.schema import GradientFlow, NormWord, Rewritten, Site, Statistics
 
 NORMS: tuple[NormWord, ...] = ("l2_norm", "rms", "max_abs")
 #: What a gradient is, beyond its norm; each kind has its own look.
@@ -72,7 +72,23 @@ def rewritten_words(site: Site, norm: NormWord) -> str:
     if site.rewritten is None:
         return ""
     after = "did not run" if site.rewritten.after is None else f"-> {norm_words(site.rewritten.after, norm)}"
-    return f"rewritten {after} by {', '.join(site.rewritten.rules)}"
+    return f"rewritten {after} by {rule_words(site.rewritten)}"
+
+
+def rule_words(rewritten: Rewritten) -> str:
+    """The rules of a site, edge or parameter, and how many entries they changed where that was counted."""
+    changed = [count for count in rewritten.changed if count is not None]
+    words = f" ({sum(changed)} entries changed)" if changed else ""
+    return ", ".join(rewritten.rules) + words
+
+
+def rewritten_counts(flow: GradientFlow) -> str:
+    """``2 edges, 1 parameter`` where rules stand, besides the sites; empty where none do."""
+    counts = {
+        "edge": sum(edge.rewritten is not None for edge in flow.edges),
+        "parameter": sum(record.rewritten is not None for record in flow.parameters),
+    }
+    return ", ".join(f"{count} {word}{'s' if count > 1 else ''}" for word, count in counts.items() if count)
 
 
 def shape_words(site: Site) -> str:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
-from collections import Counter
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 from torch import Tensor, nn
 
 from fxgrad.errors import RuleError
 from fxgrad.leaves import LeafHooks
-from fxgrad.rewriting.edges import Made, attach
+from fxgrad.rewriting.edges import Made, attach, edge_words
 from fxgrad.rewriting.resolving import Resolution, nothing_found
 from fxgrad.rewriting.rule import Rule, apply_through
 from fxgrad.rewriting.state import Bound, State
-from fxgrad.schema import Site
+from fxgrad.rewriting.tally import Tally
+from fxgrad.schema import Edge, Rewritten, Site
 from fxgrad.torch_private import base_of, current_backward
 
 MARK = "_fxgrad_rewriting"
@@ -34,7 +36,7 @@ class NodeRules:
 
     def __init__(self, model: nn.Module) -> None:
         self._model = weakref.ref(model)
-        self._states: list[State] = []
+        self.states: list[State] = []
         self.bound: list[Bound] = []
         self.at_edges: list[Bound] = []
         self._resolved: list[Resolution] = []
@@ -44,19 +46,19 @@ class NodeRules:
 
     def add(self, state: State) -> None:
         """Take in the rules of a rewrite, behind those that are there."""
-        self._states.append(state)
+        self.states.append(state)
         self._refresh()
 
     def drop(self, state: State) -> None:
         """Forget the rules of a rewrite."""
-        self._states = [other for other in self._states if other is not state]
+        self.states = [other for other in self.states if other is not state]
         self._refresh()
-        if not self._states:
+        if not self.states:
             self.leaves.remove()
 
     def _refresh(self) -> None:
-        self.bound = [bound for state in self._states for bound in state.of_nodes]
-        self.at_edges = [bound for state in self._states for bound in state.of_edges]
+        self.bound = [bound for state in self.states for bound in state.of_nodes]
+        self.at_edges = [bound for state in self.states for bound in state.of_edges]
         self._resolved = []
 
     @property
@@ -166,7 +168,8 @@ class Pass:
         self._table: dict[int, tuple[Bound, ...]] | None = None
         self._after: dict[int, int] = {}
         self._names: tuple[Site, ...] = ()
-        self._ran: Counter[tuple[int, int]] = Counter()  # by site, and place of the rule there
+        self.tally = Tally()
+        self._at_edges: dict[str, list[Bound]] = {}
         self._chains: dict[int, tuple[weakref.ref[Tensor], Any, Chain]] = {}
         self._made: Made = {}
         self._nodes: set[Any] = set()  # autograd nodes of the values so far, where a rule needs to know them
@@ -229,6 +232,9 @@ class Pass:
         self._take(resolution)
         if resolution.uses is not None:
             attach(self, self.rules.at_edges, resolution.uses, self._made)
+            for entry, uses in zip(self.rules.at_edges, resolution.uses.by_rule, strict=True):
+                for use in uses:
+                    self._at_edges.setdefault(use.id, []).append(entry)
         self._made = {}
         lost = self._lost()
         if lost:
@@ -277,13 +283,22 @@ class Pass:
 
     # ---- backward ----------------------------------------------------------------------------------------------
 
-    def told(self, number: int) -> tuple[tuple[str, ...], tuple[int, ...], int] | None:
-        """For the flow: the names of the rules at a site, how often each ran, and the slot of what they passed on."""
+    def told(self, number: int) -> tuple[Rewritten, int] | None:
+        """For the flow: what the rules at a site did, and the slot of what they passed on."""
         bound = (self._table or {}).get(number)
         if not bound:
             return None
-        ran = tuple(self._ran[number, place] for place in range(len(bound)))
-        return tuple(rule.name for _, _, rule in bound), ran, self._after[number]
+        return self._told(bound, [(number, place) for place in range(len(bound))]), self._after[number]
+
+    def told_of_edge(self, edge: Edge) -> Rewritten | None:
+        """For the flow: what the rules at an edge did."""
+        words = edge_words(edge) if self._at_edges else ""
+        bound = self._at_edges.get(words)
+        return None if bound is None else self._told(bound, [(words, id(state), number) for state, number, _ in bound])
+
+    def _told(self, bound: Sequence[Bound], keys: Sequence[Hashable]) -> Rewritten:
+        audited = [state.audit.level == "full" for state, _, _ in bound]
+        return self.tally.of([rule.name for _, _, rule in bound], keys, audited)
 
     def gradient(self, entries: list[Entry], gradient: Tensor, *, observe: bool) -> Tensor | None:
         """Run through the sites of one value.  ``observe``: this backward pass goes through the call.
@@ -322,9 +337,8 @@ class Pass:
         for place, (state, number, rule) in enumerate(bound):
             if rule.through or not state.runs(rule):
                 continue
-            self._ran[index, place] += 1
             try:
-                result = state.one(number, site, result)
+                result = state.one(number, site, result, functools.partial(self.tally.note, (index, place)))
             except RuleError as error:
                 raise RuleError(self.with_done(error)) from (error.__cause__ or error)
         if result is not gradient:
@@ -339,7 +353,6 @@ class Pass:
         for place, (state, number, rule) in enumerate(bound):
             if not (rule.through and state.runs(rule)):
                 continue
-            self._ran[index, place] += 1
             site = self._names[index].id
             try:
                 if hook.unfit:
@@ -348,10 +361,12 @@ class Pass:
                 new = apply_through(rule, result, received, state.moment(number, site))
             except RuleError as error:
                 raise RuleError(self.with_done(error)) from (error.__cause__ or error)
+            changed: Any = None
             if new is not None:
                 before = new if result[0] is None else result[0]
-                state.audit.note((number, site), {"": before}, {"": new})
+                changed = state.audit.note((number, site), {"": before}, {"": new})
                 result = (new,)
+            self.tally.note((index, place), changed)
         if result is passed:
             return None
         self.rules.note(self._names[index].id)

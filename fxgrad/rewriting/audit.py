@@ -33,6 +33,34 @@ class _Slots:
         return row
 
 
+class Snapshot:
+    """Counts as they were at one moment."""
+
+    def __init__(
+        self, ran: dict[Place, int], counts: dict[torch.device, tuple[dict[Place, int], Tensor]], *, audited: bool
+    ) -> None:
+        self._ran = ran
+        self._counts = counts
+        self._audited = audited
+
+    def since(self, earlier: Snapshot) -> dict[Place, tuple[int, int | None, int | None]]:
+        """By place: how often its rule ran since an earlier moment, how often it fired and what it changed."""
+        now, then = self._on_host(), earlier._on_host()
+        found: dict[Place, tuple[int, int | None, int | None]] = {}
+        for place, ran in self._ran.items():
+            times = ran - earlier._ran.get(place, 0)
+            new, old = now.get(place, (0, 0)), then.get(place, (0, 0))
+            found[place] = (times, new[0] - old[0], new[1] - old[1]) if self._audited else (times, None, None)
+        return found
+
+    def _on_host(self) -> dict[Place, tuple[int, int]]:
+        found: dict[Place, tuple[int, int]] = {}
+        for rows, counts in self._counts.values():
+            values = counts.tolist()
+            found |= {place: (values[row][0], values[row][1]) for place, row in rows.items()}
+        return found
+
+
 class Audit:
     """Counts runs on the host; at level ``full``, changed entries and norms on the device.
 
@@ -49,11 +77,15 @@ class Audit:
         """Have a record of this place, though nothing ran there yet."""
         self._ran.setdefault(place, 0)
 
-    def note(self, place: Place, before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> None:
-        """A rule ran, and made ``after`` of ``before``; unchanged gradients are the same objects."""
+    def note(self, place: Place, before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> Tensor | int | None:
+        """A rule ran, and made ``after`` of ``before``; unchanged gradients are the same objects.
+
+        Returns how many entries it changed, on the device; None at level ``count``.
+        """
         self._ran[place] = self._ran.get(place, 0) + 1
         if self.level == "count" or not before:
-            return
+            return None
+        total: Tensor | int = 0
         with torch.no_grad():
             device = next(iter(before.values())).device
             slots = self._slots.get(device)
@@ -67,6 +99,12 @@ class Audit:
                 slots.counts[row, 1] += total
             slots.norms[row, 0] = joint_norm(map(_dense, before.values()))
             slots.norms[row, 1] = joint_norm(map(_dense, after.values()))
+        return total
+
+    def snapshot(self) -> Snapshot:
+        """The counts so far; those on a device are copied there."""
+        counts = {device: (dict(slots.rows), slots.counts.clone()) for device, slots in self._slots.items()}
+        return Snapshot(dict(self._ran), counts, audited=self.level == "full")
 
     def records(self, names: Mapping[int, str]) -> tuple[RuleRecord, ...]:
         """One per rule and place; copies what is on each device to the host, once."""

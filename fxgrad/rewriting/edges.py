@@ -7,6 +7,7 @@ use is no single such place, the rule is refused.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -60,7 +61,7 @@ class Uses:
             for edge in plan.edges:
                 site, key = number.get(_producer(edge)), edge.consumer.key
                 if site is not None and where.matches(sites[site], nodes[key], edge.consumer.argument):
-                    selected.append(Use(_words(edge), site, tuple(of_node.get(key, ())), count[_pair(edge)]))
+                    selected.append(Use(edge_words(edge), site, tuple(of_node.get(key, ())), count[_pair(edge)]))
             self.by_rule.append(selected)
         self.known = [_producer(edge) for edge in plan.edges]
 
@@ -86,7 +87,8 @@ class EdgeHook:
             return None
         self.run.fired = True
         try:
-            result = state.one(number, self.use.id, part)
+            tell = functools.partial(self.run.tally.note, (self.use.id, id(state), number))
+            result = state.one(number, self.use.id, part, tell)
         except RuleError as error:
             raise RuleError(self.run.with_done(error)) from (error.__cause__ or error)
         if result is part:
@@ -151,7 +153,8 @@ def _producer(edge: Edge) -> str:
     return edge.producer + edge.output_position
 
 
-def _words(edge: Edge) -> str:
+def edge_words(edge: Edge) -> str:
+    """An edge in words, unique in a flow."""
     return f"{_producer(edge)} -> {edge.consumer.key} {edge.consumer.argument}"
 
 

@@ -37,6 +37,7 @@ class Units:
         self._changed = changed
         self._units: dict[int, list[Unit]] = {}
         self._find()
+        state.units_of = self.of
         for _, number, rule in state.of_parameters:
             if not self._units[number]:
                 raise RuleError(_nothing_found(rule, model))

@@ -15,7 +15,7 @@ from fxgrad.errors import OptionError, RuleError
 from fxgrad.rewriting.audit import Audit, Level
 from fxgrad.rewriting.rule import Moment, Rule, apply_to_one, apply_to_several
 from fxgrad.rewriting.selection import Edges, Nodes, Outputs
-from fxgrad.rewriting.units import Groups, Layers, Parameters
+from fxgrad.rewriting.units import Groups, Layers, Parameters, Unit
 from fxgrad.schema import NotRewritten, RewriteReport
 
 Bound = tuple["State", int, Rule]  # a rule of a rewrite, with its number there
@@ -44,6 +44,7 @@ class State:
         self.audit = Audit(audit)
         self.not_rewritten: dict[tuple[int, str], str] = {}
         self.found: set[int] = set()  # rules whose selection has found something
+        self.units_of: Callable[[int], list[Unit]] = lambda _: []  # what a rule at parameters acts on, by its number
         self._generators: dict[tuple[int, str, torch.device], torch.Generator] = {}
 
     @property
@@ -79,15 +80,17 @@ class State:
         """Whether a rule runs at the present step."""
         return self.active and rule.when.includes(self.step)
 
-    def one(self, number: int, place: str, gradient: Tensor) -> Tensor:
-        """Run a rule on one gradient.
+    def one(self, number: int, place: str, gradient: Tensor, tell: Callable[[Any], None] | None = None) -> Tensor:
+        """Run a rule on one gradient; ``tell`` takes what ``Audit.note`` returns.
 
         Raises:
             RuleError: the rule raised or broke its contract.
         """
         rule = self.rules[number]
         result = apply_to_one(rule, gradient, self.moment(number, place))
-        self.audit.note((number, place), {"": gradient}, {"": result})
+        changed = self.audit.note((number, place), {"": gradient}, {"": result})
+        if tell is not None:
+            tell(changed)
         return result
 
     def several(self, number: int, place: str, gradients: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -110,18 +110,25 @@ class Consumer:
 
 @dataclass(frozen=True, slots=True)
 class Rewritten:
-    """What happened to the gradient of a site after it was measured.
+    """What happened to the gradient of a site, an edge or a parameter after it was measured.
+
+    Where a rule acts on a layer or group of parameters, ``fired`` and ``changed`` are those of all of them together.
 
     Attributes:
-        rules: names of the rules that stand at the site, in the order in which they run.
-        ran: how often each of them ran at the site, in all backward passes through this forward call until the flow was
-            first read: 0 where its step has not come, or where nothing arrived.
-        after: statistics of what they passed on; None where they did not run.
+        rules: names of the rules that stand there, in the order in which they run.
+        ran: how often each of them ran there until the flow was first read: at a site or edge in all backward passes
+            through this forward call, at a parameter from this forward call to the next; 0 where its step has not come,
+            or where nothing arrived.
+        after: statistics of what they passed on; None where they did not run, and at edges and parameters.
+        fired: how often each of them changed an entry; None for one without ``audit="full"``, empty where none has it.
+        changed: how many entries each of them changed, over all these runs; None and empty likewise.
     """
 
     rules: tuple[str, ...]
     ran: tuple[int, ...]
     after: Statistics | None = None
+    fired: tuple[int | None, ...] = ()
+    changed: tuple[int | None, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,12 +219,15 @@ class Edge(_HasStatistics):
         consumer: who takes it, and as which argument.
         statistics: of the part of the gradient that this consumer sends back; None where not measured (asked for by
             ``sites="edge"``; ``flow.blind_spots`` says why).  The parts of all uses add up to the value's gradient.
+            What rules at the edge made of it is in there.
+        rewritten: what rewrite rules at this edge did; None where none stands here.
     """
 
     producer: str
     output_position: str
     consumer: Consumer
     statistics: Statistics | None = None
+    rewritten: Rewritten | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,8 +242,9 @@ class ParameterRecord(_HasStatistics):
         statistics: of what *this* backward pass contributed; None where it contributed nothing.
         reason: why ``statistics`` is None, else None.
         value: statistics of the parameter itself, when the forward began; None where they were not asked for.
-        update: what the optimizer step behind this backward did to it; None where no optimizer was given or no step
-            has been taken yet.
+        update: what the optimizer step behind this backward did to it; None where no optimizer was given, no step
+            has been taken yet, or the parameter had no gradient in it.
+        rewritten: what rewrite rules at the parameter, its layer or its group did; None where none stands there.
     """
 
     name: str
@@ -246,6 +257,7 @@ class ParameterRecord(_HasStatistics):
     reason: Reason | None = None
     value: Statistics | None = None
     update: Update | None = None
+    rewritten: Rewritten | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,13 +82,13 @@ class Update:
     Attributes:
         l2_norm: of the change, in the parameter's own unit.
         weight_norm: l2 norm of the parameter before the step.
-        learning_rate: of its parameter group.
+        learning_rate: of its parameter group, None for an optimizer without one.
         epsilon: ``eps`` of its parameter group, None for an optimizer without one.
     """
 
     l2_norm: float
     weight_norm: float
-    learning_rate: float
+    learning_rate: float | None
     epsilon: float | None = None
 
 

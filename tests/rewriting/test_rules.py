@@ -276,6 +276,24 @@ def test_a_rule_without_condition_is_one_kernel_per_gradient(name: str, where: A
     assert sum(extra.values()) == (3 if where == nodes("fc*") else 6), extra
 
 
+def test_rules_that_take_two_kernels_and_which() -> None:
+    """The mask of ``replace_zeros`` and the noise of ``add_noise`` have to be made first; then one kernel uses them."""
+    model, x = make(Three), torch.randn(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    plain = kernels(model, x, optimizer)
+    made = {
+        rules.replace_zeros(1.0, nodes("fc*")): {"eq.Scalar": 3, "where.self": 3},
+        rules.add_noise(1.0, nodes("fc*")): {"randn.generator": 3, "add.Tensor": 3},
+    }
+    for rule, want in made.items():
+        with fxgrad.rewrite(model, rule):
+            for _ in range(3):
+                found = kernels(model, x, optimizer)
+        extra = found - plain
+        extra.pop("scalar_tensor.default", None)  # the number itself, no kernel over the gradient
+        assert extra == want
+
+
 SYNCS = {"_local_scalar_dense.default", "is_nonzero.default", "nonzero.default", "equal.default"}
 ALL = {
     "clip_by_norm": lambda where: rules.clip_by_norm(1.0, where),

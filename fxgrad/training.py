@@ -1,0 +1,178 @@
+"""What a watch knows of the training around the backward passes: the optimizers' steps and the loss scale."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+from torch.amp import GradScaler
+from torch.optim import Optimizer
+
+from fxgrad.errors import OptionError
+from fxgrad.record.recorder import HISTORY, Kept, Recorder
+from fxgrad.record.scaling import Reading, Scales
+from fxgrad.record.updates import Step, Updates
+from fxgrad.schema import GradientFlow, OptimizerFacts
+
+_Token = tuple[Any, ...]
+
+
+def checked_optimizers(given: Any) -> tuple[Optimizer, ...]:
+    """The optimizers of ``watch(optimizer=...)``.
+
+    Raises:
+        OptionError: something else than a ``torch.optim.Optimizer`` or a sequence of them.
+    """
+    if given is None:
+        return ()
+    listed = tuple(given) if isinstance(given, (list, tuple)) else (given,)
+    for one in listed:
+        if not isinstance(one, Optimizer) or not _takes_hooks(one):
+            message = (
+                f"optimizer= takes a torch.optim.Optimizer or a list of them, but got {type(one).__name__}; "
+                "of a wrapper, give the optimizer inside of it"
+            )
+            raise OptionError(message)
+    return tuple({id(one): one for one in listed}.values())
+
+
+def _takes_hooks(optimizer: Optimizer) -> bool:
+    """Whether it is one that torch made, and no wrapper that only looks like one."""
+    try:
+        optimizer.register_step_pre_hook(lambda *_: None).remove()
+    except AttributeError:
+        return False
+    return True
+
+
+def checked_scaler(given: Any) -> GradScaler | None:
+    """The scaler of ``watch(scaler=...)``.
+
+    Raises:
+        OptionError: no ``torch.amp.GradScaler``.
+    """
+    if given is not None and not isinstance(given, GradScaler):
+        message = f"scaler= takes a torch.amp.GradScaler, but got {type(given).__name__}"
+        raise OptionError(message)
+    return given
+
+
+class Training:
+    """Steps and loss scales, by backward event of one recorder.
+
+    Args:
+        recorder: whose events they belong to.
+        optimizers: each with hooks of ours from now on, until ``remove``.
+        scaler: read, never changed.
+    """
+
+    def __init__(self, recorder: Recorder, optimizers: Sequence[Optimizer], scaler: GradScaler | None) -> None:
+        self._recorder = recorder
+        self.paused = False
+        self._scales = None if scaler is None else Scales(scaler)
+        self._optimizers = [Updates(one, lambda: recorder.begun, self._wanted) for one in optimizers]
+        self._completed: dict[int, tuple[Kept, _Token, GradientFlow]] = {}
+        recorder.began = self._began
+
+    def _wanted(self) -> bool:
+        return self._recorder.on and not self.paused
+
+    def remove(self) -> None:
+        """Take the hooks off the optimizers; what was measured stays readable."""
+        for one in self._optimizers:
+            one.remove()
+
+    # ---- while the model trains --------------------------------------------------------------------------------
+
+    def forward(self, recording: Any) -> None:
+        """A forward call is about to be observed."""
+        parameters: Sequence[tuple[int, tuple[str, ...], Tensor]] = recording.parameters
+        if recording.accumulating is None:
+            recording.accumulating = any(parameter.grad is not None for _, _, parameter in parameters)
+        if not recording.accumulating:
+            for one in self._optimizers:
+                one.discard()
+
+    def _began(self, event: int) -> None:
+        if self._scales is None:
+            return
+        try:
+            self._scales.note(event, self._calls)
+        except Exception:  # noqa: BLE001  # the user's backward must go on; the event has no loss scale then
+            self._recorder.began = None
+
+    @property
+    def _calls(self) -> int:
+        return max((one.calls for one in self._optimizers), default=0)
+
+    # ---- reading -----------------------------------------------------------------------------------------------
+
+    def complete(self, events: Sequence[Kept], flows: Sequence[GradientFlow]) -> list[GradientFlow]:
+        """The flows of events with what is known by now of their scale and of the step behind them.
+
+        The same objects as before while nothing more is known.
+        """
+        readings = self._readings()
+        return [self._complete(kept, flow, readings) for kept, flow in zip(events, flows, strict=True)]
+
+    def _complete(self, kept: Kept, flow: GradientFlow, readings: tuple[Reading, ...]) -> GradientFlow:
+        position = next((n for n, reading in enumerate(readings) if reading.event == kept.event), None)
+        steps = [step for one in self._optimizers if (step := one.of(kept.event)) is not None]
+        if position is not None and _thrown_away(readings[position:], steps):
+            steps = []
+        skipped = self._skipped(readings, position)
+        token = (*map(id, steps), skipped)
+        known = self._completed.get(id(kept))
+        if known is not None and known[0] is kept and known[1] == token:
+            return known[2]
+        scale = None if position is None else readings[position].scale
+        made = _completed(flow, kept, scale, steps)
+        if self._optimizers:
+            number = next((number for step in steps if (number := step.read()[0]) is not None), None)
+            word = " + ".join(dict.fromkeys(one.type for one in self._optimizers))
+            made = dataclasses.replace(made, optimizer=OptimizerFacts(word, number, skipped))
+        if len(self._completed) >= 2 * HISTORY:
+            alive = set(map(id, self._recorder.history))
+            self._completed = {key: entry for key, entry in self._completed.items() if key in alive}
+        self._completed[id(kept)] = (kept, token, made)
+        return made
+
+    def scale_of(self, event: int) -> float | None:
+        """The loss scale of an event.  Copies it to the host."""
+        readings = () if self._scales is None else self._scales.read()
+        return next((reading.scale for reading in reversed(readings) if reading.event == event), None)
+
+    def _readings(self) -> tuple[Reading, ...]:
+        if self._scales is None:
+            return ()
+        return (*self._scales.read(), self._scales.present(self._calls))
+
+    def _skipped(self, readings: tuple[Reading, ...], position: int | None) -> int:
+        if self._scales is None or position is None or not self._optimizers:
+            return 0
+        in_kernel = any(one.in_kernel for one in self._optimizers)
+        return self._scales.skipped(readings[: position + 2], in_kernel=in_kernel)
+
+
+def _thrown_away(readings: Sequence[Reading], steps: Sequence[Step]) -> bool:
+    """Whether the scaler skipped the step behind an event, so that the next one used later gradients.
+
+    ``zero_grad(set_to_none=False)`` leaves no other trace of it.
+    """
+    scale = readings[0].scale
+    later = [one.scale for one in readings[1:] if any(step.first <= one.event < step.end for step in steps)]
+    return scale is not None and any(other is not None and other < scale for other in later)
+
+
+def _completed(flow: GradientFlow, kept: Kept, scale: float | None, steps: Sequence[Step]) -> GradientFlow:
+    event = dataclasses.replace(flow.event, loss_scale=scale, accumulating=kept.recording.accumulating)
+    updates = {key: update for step in steps for key, update in step.read()[1].items()}
+    if not updates:
+        return dataclasses.replace(flow, event=event)
+    parameters = tuple(
+        dataclasses.replace(record, update=updates.get(id(parameter)))
+        for record, (_, _, parameter) in zip(flow.parameters, kept.recording.parameters, strict=True)
+    )
+    return dataclasses.replace(flow, event=event, parameters=parameters)
