@@ -16,6 +16,7 @@ from fxgrad.render.words import (
     look_of,
     norm_words,
     number,
+    printable,
     rewritten_words,
     shape_words,
     short_source,
@@ -81,12 +82,7 @@ def table(flow: GradientFlow, *, norm: NormWord = "l2_norm", limit: int | None =
 
 
 def _text(words: str, style: str = "") -> Text:
-    return Text(_printable(words), style)
-
-
-def _printable(words: str) -> str:
-    """``words`` in which nothing steers the terminal: control characters are shown as their escapes."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in words)
+    return Text(printable(words), style)
 
 
 def _site_words(site: Site) -> str:
@@ -167,7 +163,7 @@ def summary(flow: GradientFlow) -> str:
     if bad:
         where = f" ({short_source(bad[0].source)})" if bad[0].source else ""
         lines.append(f"first non-finite gradient from the loss: {bad[0].id}{where}")
-    return "\n".join(map(_printable, lines))
+    return "\n".join(map(printable, lines))
 
 
 def _overall(flow: GradientFlow) -> str:

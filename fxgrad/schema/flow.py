@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from fxgrad.schema.findings import Diagnosis, Finding, NotChecked
+from fxgrad.schema.late import late as _late
 from fxgrad.schema.records import BlindSpot, Edge, ModuleCall, ModuleFlow, Node, ParameterRecord, Site
 from fxgrad.schema.values import BufferRecord, OptimizerFacts
 from fxgrad.schema.words import FrontEnd, Level, SiteKind
@@ -63,11 +63,6 @@ class EventInfo:
     values: bool = False
     loss_scale: float | None = None
     accumulating: bool | None = None
-
-
-def _late(module: str, function: str) -> Any:
-    """A function of a stage above this one, looked up when called: the data may not import who presents it."""
-    return getattr(importlib.import_module(module), function)
 
 
 @dataclass(frozen=True, slots=True)
