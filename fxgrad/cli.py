@@ -1,4 +1,4 @@
-"""The command line: ``fxgrad run``, ``fxgrad render``, ``fxgrad demo``.
+"""The command line: ``fxgrad run``, ``fxgrad render``, ``fxgrad diagnose``, ``fxgrad demo``.
 
 Only wiring: what the words mean is in ``fxgrad.command``.  torch is imported by the commands that need it.
 """
@@ -20,10 +20,12 @@ from fxgrad.errors import FxgradError, OptionError
 from fxgrad.schema import GradientFlow, Level, NormWord, SiteKind
 
 if TYPE_CHECKING:
+    from fxgrad.command.findings import Judged, Wanted
     from fxgrad.command.outputs import View
 
 __all__ = ["app", "main"]
 
+_FOUND = 1  # exit code: a warning or an error was found
 _MISUSE = 2  # exit code, as of other command lines
 _DEMO_FILES = ("flow.svg", "flow.json")
 
@@ -45,6 +47,16 @@ Depth = Annotated[
 ]
 Traceback = Annotated[bool, typer.Option("--traceback", help="Show where an error was raised.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print no table.")]
+FindingsFiles = Annotated[
+    list[Path] | None,
+    typer.Option("--findings", metavar="FILE", help="Write findings to .txt, .json or .sarif. May be repeated."),
+]
+FailOn = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="RULE", help="Exit with 1 only for findings of this rule (error or warning). May be repeated."
+    ),
+]
 
 
 def main() -> None:
@@ -106,19 +118,31 @@ def run(
     depth: Depth = None,
     seed: Annotated[int, typer.Option(help="Of parameters, inputs and targets.")] = 0,
     output: Files = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Print what is wrong; exit with 1 for a warning or an error.")
+    ] = False,
+    findings: FindingsFiles = None,
+    fail_on: FailOn = None,
     quiet: Quiet = False,
     show_traceback: Traceback = False,
 ) -> None:
     """Measure one forward and one backward pass of a model."""
     with _reported(show_traceback):
+        from fxgrad.command.findings import Wanted, judge
         from fxgrad.command.outputs import View, check_paths
 
         check_paths(output or [])
+        wanted = Wanted("text", findings or [], fail_on or [])
+        wanted.check()
         with _working(f"Running {target}"):
             from fxgrad.command.measure import Request, measure
 
             flow = measure(Request(target, keywords or [], inputs or [], loss, train, capture, statistics, sites, seed))
         _present(flow, output or [], View(norm, depth), quiet=quiet)
+        if check or findings or fail_on:
+            if not quiet:
+                typer.echo()
+            _conclude(judge([flow]), wanted)
 
 
 @app.command()
@@ -137,6 +161,25 @@ def render(
 
         check_paths(output or [])
         _present(load(file), output or [], View(norm, depth), quiet=quiet or bool(output))
+
+
+@app.command()
+def diagnose(
+    files: Annotated[
+        list[Path], typer.Argument(metavar="FLOW.JSON...", help="One flow, a saved series, or several, oldest first.")
+    ],
+    form: Annotated[Literal["text", "json", "sarif"], typer.Option("--format", help="Of what is printed.")] = "text",
+    findings: FindingsFiles = None,
+    fail_on: FailOn = None,
+    show_traceback: Traceback = False,
+) -> None:
+    """Say what is wrong in saved flows, where, and what to do; exit with 1 for a warning or an error."""
+    with _reported(show_traceback):
+        from fxgrad.command.findings import Wanted, judge, load_flows
+
+        wanted = Wanted(form, findings or [], fail_on or [])
+        wanted.check()
+        _conclude(judge(load_flows(files)), wanted)
 
 
 @app.command()
@@ -185,6 +228,19 @@ def _present(flow: GradientFlow, paths: list[Path], view: View, *, quiet: bool) 
     write_all(flow, paths, view)
     for path in paths:
         typer.echo(f"wrote {path}")
+
+
+def _conclude(judged: Judged, wanted: Wanted) -> None:
+    """Print the findings, write the files, and leave with the exit code that they call for."""
+    if wanted.form == "text" and sys.stdout.isatty():
+        Console().print(judged.diagnosis)
+    else:
+        typer.echo(judged.text(wanted.form), nl=False)
+    judged.write(wanted.files)
+    for path in wanted.files:
+        typer.echo(f"wrote {path}", err=wanted.form != "text")  # what another program reads is nothing but that
+    if judged.fails(wanted.fail_on):
+        raise typer.Exit(_FOUND)
 
 
 def _make_folder(folder: Path) -> None:

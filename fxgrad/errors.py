@@ -56,3 +56,7 @@ class WatchError(FxgradError, RuntimeError):
 
 class RuleError(FxgradError, ValueError):
     """A rewrite rule cannot be applied: it selects nothing, broke its contract, or raised (then see ``__cause__``)."""
+
+
+class UnhealthyError(FxgradError, AssertionError):
+    """``fxgrad.testing.assert_healthy`` found an error or a warning; the message lists them."""
