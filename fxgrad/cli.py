@@ -138,11 +138,13 @@ def run(
             from fxgrad.command.measure import Request, measure
 
             flow = measure(Request(target, keywords or [], inputs or [], loss, train, capture, statistics, sites, seed))
-        _present(flow, output or [], View(norm, depth), quiet=quiet)
-        if check or findings or fail_on:
+        judged = judge([flow])
+        listed = check or bool(findings or fail_on)
+        _present(flow, output or [], View(norm, depth, judged.diagnosis.findings, listed), quiet=quiet)
+        if listed:
             if not quiet:
                 typer.echo()
-            _conclude(judge([flow]), wanted)
+            _conclude(judged, wanted)
 
 
 @app.command()
@@ -160,7 +162,8 @@ def render(
         from fxgrad.store import load
 
         check_paths(output or [])
-        _present(load(file), output or [], View(norm, depth), quiet=quiet or bool(output))
+        flow = load(file)
+        _present(flow, output or [], View(norm, depth, flow.findings), quiet=quiet or bool(output))
 
 
 @app.command()
@@ -207,7 +210,7 @@ def demo(
             stock = MODELS[name]
             typer.echo(f"\n{name}: {stock.about}\n")
             flow = gradient_flow(stock.model(), stock.inputs())
-            _present(flow, paths if name == model else [], View(), quiet=False)
+            _present(flow, paths if name == model else [], View(findings=flow.findings), quiet=False)
 
 
 def _present(flow: GradientFlow, paths: list[Path], view: View, *, quiet: bool) -> None:
@@ -215,14 +218,13 @@ def _present(flow: GradientFlow, paths: list[Path], view: View, *, quiet: bool) 
     from rich.text import Text
 
     from fxgrad.command.outputs import plain_text, write_all
-    from fxgrad.render.text import summary
 
     if quiet:
         pass
     elif sys.stdout.isatty():
         console = Console()
-        console.print(flow.table(norm=view.norm))
-        console.print(Text(summary(flow)))  # names are no markup
+        console.print(flow.table(norm=view.norm, findings=view.findings))
+        console.print(Text(view.summary(flow)))  # names are no markup
     else:
         typer.echo(plain_text(flow, view), nl=False)
     write_all(flow, paths, view)

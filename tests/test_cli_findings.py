@@ -161,8 +161,15 @@ def test_run_checks_where_findings_are_asked_for(option, asked: list[object]) ->
 
 
 def test_run_without_check_is_content_once_the_flow_is_written(asked: list[object]) -> None:
-    assert typed(*RUN, "-o", "new.json").exit_code == 0
-    assert asked == []
+    result = typed(*RUN[:-1], "-o", "new.json")
+    assert result.exit_code == 0
+    assert "findings: 1 error, 1 warning, 1 info:\n  ERROR dead at /op1" in result.stdout
+    assert "1. ERROR" not in result.stdout
+    assert fxgrad.load("new.json")
+
+
+def test_what_is_listed_is_not_summed_up_as_well(asked: list[object]) -> None:
+    assert "findings: 1 error, 1 warning, 1 info:" not in typed(*RUN[:-1], "--check").stdout
 
 
 def process(*words: str, patch: str = "") -> subprocess.CompletedProcess[str]:

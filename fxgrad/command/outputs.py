@@ -19,7 +19,7 @@ from rich.text import Text
 
 from fxgrad.errors import GraphvizMissingError, OptionError
 from fxgrad.render.text import summary
-from fxgrad.schema import GradientFlow, NormWord
+from fxgrad.schema import Finding, GradientFlow, NormWord
 
 __all__ = ["SUFFIXES", "View", "check_paths", "plain_text", "replace_all", "write_all"]
 
@@ -34,24 +34,32 @@ class View:
     Attributes:
         norm: which norm colours and numbers mean.
         depth: module depth of the clusters in a picture, None for an automatic one.
+        findings: what the rules say of the flow.
+        listed: whether they are printed one by one behind the summary, which then leaves them out.
     """
 
     norm: NormWord = "l2_norm"
     depth: int | None = None
+    findings: tuple[Finding, ...] = ()
+    listed: bool = False
+
+    def summary(self, flow: GradientFlow) -> str:
+        """The lines below the table."""
+        return summary(flow, () if self.listed else self.findings)
 
 
 def plain_text(flow: GradientFlow, view: View) -> str:
     """The table and the summary without colour."""
     buffer = StringIO()
     console = Console(file=buffer, width=_TEXT_WIDTH)
-    console.print(flow.table(norm=view.norm))
-    console.print(Text(summary(flow)), soft_wrap=True)  # names are no markup
+    console.print(flow.table(norm=view.norm, findings=view.findings))
+    console.print(Text(view.summary(flow)), soft_wrap=True)  # names are no markup
     return buffer.getvalue()
 
 
 _WRITERS: Mapping[str, Callable[[GradientFlow, View], str]] = {
-    ".svg": lambda flow, view: flow.to_svg(norm=view.norm, depth=view.depth),
-    ".dot": lambda flow, view: flow.to_dot(norm=view.norm, depth=view.depth),
+    ".svg": lambda flow, view: flow.to_svg(norm=view.norm, depth=view.depth, findings=view.findings),
+    ".dot": lambda flow, view: flow.to_dot(norm=view.norm, depth=view.depth, findings=view.findings),
     ".json": lambda flow, _: flow.to_json(),
     ".txt": plain_text,
 }
