@@ -19,6 +19,10 @@ def dead(key: str = "/op1", **changes) -> Finding:
         "vanishing", "error", "nothing arrives", "", node=flows.node("/op0"), site="/op0", consequences=(behind,)
     )
     facts = dict(
+        rule="dead",
+        severity="error",
+        message="16 of 16 units never fired",
+        suggestion="Start the bias at 0.",
         node=node,
         site=key,
         evidence={"share": 1.0, "units": 16, "samples": 1024.0, "rms": 1.5e-7},
@@ -29,7 +33,7 @@ def dead(key: str = "/op1", **changes) -> Finding:
         backward=3,
         docs="rules/dead.md",
     )
-    return Finding("dead", "error", "16 of 16 units never fired", "Start the bias at 0.", **(facts | changes))  # type: ignore[arg-type]
+    return Finding(**(facts | changes))  # type: ignore[arg-type]
 
 
 def frozen() -> Finding:

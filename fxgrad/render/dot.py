@@ -187,7 +187,7 @@ class _Picture:
             attributes |= DROP if look != "zero" else {"color": DROP["color"], "penwidth": "2"}
         marks = self.marks.lines(index)
         if marks:
-            attributes |= CULPRIT | (CULPRIT_SHAPE if box.single else {})
+            attributes |= CULPRIT | (CULPRIT_SHAPE if box.single or look == "nonfinite" else {})
         words = marks + self.labels.label(box)
         tooltip = self.labels.tooltip(box) + self.marks.tooltip(index)
         graph.node(f"n{index}", label=_text(words), tooltip=_text(tooltip), **attributes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
 from rich.table import Table
@@ -62,7 +62,7 @@ def table(
     rows = [site for site in backward_order(flow) if site.measured]
     found = findings_from(findings)
     marks = _marks(flow, found)
-    shown = _chosen(rows, {*drops, *marks}, limit)
+    shown = _chosen(rows, marks, drops, limit)
     title = f"Gradient flow of {flow.capture.model} (loss at the top, inputs at the bottom)"
     caption = _caption(flow, len(rows) - len(shown), found)
     # Text and not str, here and in the rows, so that no name is taken for markup or an emoji.
@@ -125,12 +125,12 @@ def _zeros(site: Site) -> str:
     return ">99%" if 0.99 < share < 1 else f"{share:.0%}"  # noqa: PLR2004
 
 
-def _chosen(rows: list[Site], drops: set[str], limit: int | None) -> list[Site]:
-    """At most ``limit`` rows in their order: drops and special gradients first, then those nearest to the loss."""
+def _chosen(rows: list[Site], culprits: Container[str], drops: Container[str], limit: int | None) -> list[Site]:
+    """At most ``limit`` rows in their order: culprits, drops and special gradients first, then those near the loss."""
     if limit is None or len(rows) <= limit:
         return rows
-    ranked = sorted(rows, key=lambda site: (site.id not in drops, look_of(site.statistics) == "measured"))
-    kept = {site.id for site in ranked[:limit]}
+    ranks = [(site.id not in culprits, site.id not in drops, look_of(site.statistics) == "measured") for site in rows]
+    kept = {rows[n].id for n in sorted(range(len(rows)), key=ranks.__getitem__)[:limit]}
     return [site for site in rows if site.id in kept]
 
 
