@@ -33,13 +33,14 @@ def findings_from(given: Any) -> tuple[Finding, ...]:
     return found
 
 
+def words_of(findings: Sequence[Finding]) -> list[str]:
+    """Number and name as in the list of all findings: ``"1 ERROR dead"``."""
+    return [f"{n} {finding.severity.upper()} {finding.rule}" for n, finding in enumerate(findings, start=1)]
+
+
 def ranked(findings: Sequence[Finding]) -> list[tuple[str, Finding]]:
-    """Errors and warnings, each with number and name as in the list of all findings: ``"1 ERROR dead"``."""
-    return [
-        (f"{place} {finding.severity.upper()} {finding.rule}", finding)
-        for place, finding in enumerate(findings, start=1)
-        if finding.severity != "info"
-    ]
+    """Errors and warnings, each with its words."""
+    return [(word, one) for word, one in zip(words_of(findings), findings, strict=True) if one.severity != "info"]
 
 
 def nodes_blamed(flow: GradientFlow, findings: Iterable[Finding]) -> list[list[str]]:
@@ -61,14 +62,13 @@ class Marks:
         self._ranked = ranked(findings)
         self._culprits: dict[int, dict[str, Finding]] = {}  # box -> word -> finding
         self._hints: dict[int, list[Finding]] = {}  # information, for tooltips only
-        keys = nodes_blamed(flow, findings)
-        words = {id(finding): word for word, finding in self._ranked}
-        for finding, blamed in zip(findings, keys, strict=True):
+        listed = zip(words_of(findings), findings, nodes_blamed(flow, findings), strict=True)
+        for word, finding, blamed in listed:
             for index in dict.fromkeys(number[key] for key in blamed if key in number):
-                if id(finding) in words:
-                    self._culprits.setdefault(index, {})[words[id(finding)]] = finding
-                else:
+                if finding.severity == "info":
                     self._hints.setdefault(index, []).append(finding)
+                else:
+                    self._culprits.setdefault(index, {})[word] = finding
 
     def __bool__(self) -> bool:
         """Whether any box is marked."""
