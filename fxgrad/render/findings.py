@@ -15,7 +15,7 @@ from rich.text import Text
 from fxgrad.render.words import number, printable
 from fxgrad.schema import RULES, Diagnosis, Finding
 
-__all__ = ["html_text", "one_line", "plain_text", "rich_text", "severity_counts", "shown_source", "top_lines"]
+__all__ = ["at", "html_text", "one_line", "plain_text", "rich_text", "severity_counts", "shown_source", "top_lines"]
 
 _NAMES = 4  # parameters, nodes or consequences that a line lists
 _NUMBERS = 6  # figures of evidence
@@ -101,9 +101,14 @@ def shown_source(source: str) -> str:
         return source
 
 
+def at(finding: Finding) -> str:
+    """``at /relu``, or ``outside the model``."""
+    return f"at {finding.place}" if finding.site or finding.parameter else finding.place
+
+
 def _head(finding: Finding) -> str:
     where = f" ({shown_source(finding.source)})" if finding.source else ""
-    return f"{finding.rule} at {finding.place}{where}"
+    return f"{finding.rule} {at(finding)}{where}"
 
 
 def _entry(finding: Finding) -> _Entry:
@@ -119,7 +124,7 @@ def _entry(finding: Finding) -> _Entry:
         body.append(f"units: {_some([str(unit) for unit in finding.units], _UNITS)}")
     if len(finding.path) > 1:
         body.append(f"way of the fault: {_way(finding.path)}")
-    explained = [f"{one.rule} at {one.place}" for one in finding.explained]
+    explained = [f"{one.rule} {at(one)}" for one in finding.explained]
     if explained:
         body.append(f"explains {len(explained)} more: {_some(explained, _NAMES)}")
     if finding.docs:

@@ -8,7 +8,7 @@ from typing import Any
 
 from fxgrad.errors import OptionError
 from fxgrad.render.boxes import Box
-from fxgrad.render.findings import one_line
+from fxgrad.render.findings import at, one_line
 from fxgrad.render.labels import below, short
 from fxgrad.schema import Diagnosis, Finding, GradientFlow
 
@@ -105,7 +105,7 @@ class Marks:
 
     def title(self) -> list[str]:
         """The first findings, for those that blame nothing inside of the model have no box to stand at."""
-        lines = [f"{word} at {finding.place}: {finding.message}" for word, finding in self._ranked[:_SHOWN]]
+        lines = [f"{word} {at(finding)}: {finding.message}" for word, finding in self._ranked[:_SHOWN]]
         cut = [line if len(line) <= _TITLE else f"{line[: _TITLE - 4]} ..." for line in lines]
         more = len(self._ranked) - _SHOWN
         return [*cut, f"... and {more} findings more"] if more > 0 else cut

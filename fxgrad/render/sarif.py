@@ -14,6 +14,7 @@ from pathlib import Path, PurePath, PureWindowsPath
 from typing import Any
 from urllib.parse import quote
 
+from fxgrad.render.findings import at
 from fxgrad.render.words import tool_version
 from fxgrad.schema import RULES, Diagnosis, Finding, Node
 from fxgrad.store import plain, strict_json
@@ -127,7 +128,7 @@ def _related(finding: Finding, origin: Origin) -> Iterator[dict[str, Any]]:
     for number, one in enumerate(finding.explained):
         place = _own_source(one, origin)
         if place:
-            text = f"{one.rule} at {one.place}: {one.message}"
+            text = f"{one.rule} {at(one)}: {one.message}"
             yield {"id": number, "message": {"text": text}, **_location(one, place)}
 
 

@@ -19,7 +19,7 @@ EXPECTED = """\
    way of the fault: /op1 -> /op0 -> input:x
    explains 2 more: vanishing at /op0, zero at fc.weight
    see docs/rules/dead.md
-2. WARNING loss_seed at outside the model
+2. WARNING loss_seed outside the model
    the gradient was NaN when it entered
    try: Look at the loss.
    evidence (one step): nan NaN, inf -Inf

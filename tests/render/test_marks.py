@@ -105,7 +105,7 @@ def test_a_parameter_is_marked_at_the_node_that_takes_it() -> None:
 def test_what_lies_outside_of_the_model_is_in_the_title_and_information_in_tooltips() -> None:
     info = dataclasses.replace(diagnoses.dead(), severity="info")
     text = drawn(flows.chain(3), diagnoses.outside(), info)
-    assert r"1 WARNING loss_seed at outside the model: the gradient was NaN when it entered\l" in text
+    assert r"1 WARNING loss_seed outside the model: the gradient was NaN when it entered\l" in text
     assert "doubleoctagon" not in text and not ways(text)
     assert "INFO dead at /op1" in box(text, "/op1")
 
