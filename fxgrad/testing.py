@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from fxgrad.api import gradient_flow
@@ -48,11 +49,11 @@ def assert_healthy(  # noqa: PLR0913  # the model and its call, as of gradient_f
     allowed = (ignore,) if isinstance(ignore, str) else tuple(ignore)
     flow = gradient_flow(model, args, kwargs, loss=loss)
     diagnosis = diagnose(flow, thresholds)
-    _check_rules(allowed, {*RULES, *(one.rule for one in diagnosis.findings)})
+    _check_rules(allowed, {*RULES, *diagnosis.rules, *(one.rule for one in diagnosis.findings)})
     left = tuple(one for one in diagnosis.findings if one.severity != "info" and one.rule not in allowed)
     if left:
         words = f"the gradient of {flow.capture.model} is not healthy (loss: {flow.event.loss})"
-        message = f"{words}\n{Diagnosis(left, diagnosis.not_checked)}"
+        message = f"{words}\n{replace(diagnosis, findings=left)}"
         raise UnhealthyError(message)
     return diagnosis
 

@@ -13,7 +13,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from fxgrad.render.words import number, printable
-from fxgrad.schema import RULES, Diagnosis, Finding
+from fxgrad.schema import Diagnosis, Finding
 
 __all__ = ["at", "html_text", "one_line", "plain_text", "rich_text", "severity_counts", "shown_source", "top_lines"]
 
@@ -138,8 +138,7 @@ def _closing(diagnosis: Diagnosis) -> list[str]:
     for one in diagnosis.not_checked:
         reasons.setdefault(one.reason, []).append(one.rule)
     lines = [f"not checked: {', '.join(dict.fromkeys(rules))} ({reason})" for reason, rules in reasons.items()]
-    skipped = {one.rule for one in diagnosis.not_checked}
-    checked = f"{sum(rule not in skipped for rule in RULES)} of {len(RULES)} rules checked"
+    checked = f"{len(diagnosis.checked)} of {len(diagnosis.rules)} rules checked"
     found = severity_counts(diagnosis.findings)
     return [*lines, f"{found}; {checked}" if found else f"no findings; {checked}"]
 

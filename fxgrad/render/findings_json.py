@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fxgrad.render.words import tool_version
-from fxgrad.schema import RULES, Diagnosis
+from fxgrad.schema import Diagnosis
 from fxgrad.store import plain, strict_json
 
 __all__ = ["FORMAT", "VERSION", "findings_json"]
@@ -14,13 +14,12 @@ VERSION = 1
 
 def findings_json(diagnosis: Diagnosis) -> str:
     """JSON text with ``healthy``, ``checked`` (rule names), ``findings`` in their order and ``not_checked``."""
-    skipped = {one.rule for one in diagnosis.not_checked}
     content = {
         "format": FORMAT,
         "version": VERSION,
         "fxgrad": tool_version(),
         "healthy": diagnosis.healthy,
-        "checked": [rule for rule in RULES if rule not in skipped],
+        "checked": plain(diagnosis.checked),
         "findings": plain(diagnosis.findings),
         "not_checked": plain(diagnosis.not_checked),
     }

@@ -74,7 +74,7 @@ def _rules(diagnosis: Diagnosis) -> list[dict[str, Any]]:
             "help": {"text": f"See docs/{pages.get(rule, f'rules/{rule}.md').removeprefix('docs/')} of fxgrad."},
             "defaultConfiguration": {"level": "warning"},
         }
-        for rule in dict.fromkeys([*RULES, *used])
+        for rule in dict.fromkeys([*RULES, *diagnosis.rules, *used])
     ]
 
 

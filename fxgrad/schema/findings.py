@@ -116,15 +116,23 @@ class Diagnosis:
     Attributes:
         findings: ranked: what is to be mended first comes first; consequences are inside of their cause.
         not_checked: the rules that lack a statistic.
+        rules: names of all rules that were asked.
     """
 
     findings: tuple[Finding, ...]
     not_checked: tuple[NotChecked, ...] = ()
+    rules: tuple[str, ...] = tuple(RULES)
 
     @property
     def healthy(self) -> bool:
         """Whether there is neither an error nor a warning."""
         return all(finding.severity == "info" for finding in self.findings)
+
+    @property
+    def checked(self) -> tuple[str, ...]:
+        """The rules that were asked and did not lack anything."""
+        lacking = {one.rule for one in self.not_checked}
+        return tuple(rule for rule in self.rules if rule not in lacking)
 
     def __str__(self) -> str:
         """The ranked findings, and what was not checked, as plain text."""

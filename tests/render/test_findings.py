@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from fxgrad.render.findings import one_line, plain_text, shown_source, top_lines
-from fxgrad.schema import RULES, Diagnosis
+from fxgrad.schema import RULES, Diagnosis, NotChecked
 from tests import diagnoses, flows
 
 EXPECTED = """\
@@ -61,6 +61,12 @@ def test_lines_below_a_finding_stay_indented_where_they_wrap() -> None:
 def test_nothing_found_is_said() -> None:
     assert plain_text(Diagnosis(())) == "no findings; 18 of 18 rules checked"
     assert plain_text(diagnoses.diagnosis()).endswith("no findings; 15 of 18 rules checked")
+
+
+def test_only_rules_that_were_asked_count_as_checked() -> None:
+    some = Diagnosis((), (NotChecked("spike", "needs several steps"),), ("spike", "dead", "mine"))
+    assert plain_text(some).endswith("no findings; 2 of 3 rules checked")
+    assert some.checked == ("dead", "mine")
 
 
 def test_a_long_way_shows_its_ends() -> None:
