@@ -137,7 +137,7 @@ def _closing(diagnosis: Diagnosis) -> list[str]:
     reasons: dict[str, list[str]] = {}
     for one in diagnosis.not_checked:
         reasons.setdefault(one.reason, []).append(one.rule)
-    lines = [f"not checked: {', '.join(dict.fromkeys(rules))} ({reason})" for reason, rules in reasons.items()]
+    lines = [f"not checked: {', '.join(dict.fromkeys(rules))}: {reason}" for reason, rules in reasons.items()]
     checked = f"{len(diagnosis.checked)} of {len(diagnosis.rules)} rules checked"
     found = severity_counts(diagnosis.findings)
     return [*lines, f"{found}; {checked}" if found else f"no findings; {checked}"]

@@ -26,8 +26,8 @@ EXPECTED = """\
 3. INFO frozen at fc.bias
    fc.bias requires no gradient
    confidence: exact
-not checked: spike, underflow (needs several steps)
-not checked: update_size (no optimizer was given)
+not checked: spike, underflow: needs several steps
+not checked: update_size: no optimizer was given
 1 error, 1 warning, 1 info; 15 of 18 rules checked"""
 
 
