@@ -133,7 +133,7 @@ def run(
 
         check_paths(output or [])
         wanted = Wanted("text", findings or [], fail_on or [])
-        wanted.check()
+        wanted.check(output or [])
         with _working(f"Running {target}"):
             from fxgrad.command.measure import Request, measure
 
@@ -181,7 +181,7 @@ def diagnose(
         from fxgrad.command.findings import Wanted, judge, load_flows
 
         wanted = Wanted(form, findings or [], fail_on or [])
-        wanted.check()
+        wanted.check(files)
         _conclude(judge(load_flows(files)), wanted)
 
 
@@ -241,6 +241,8 @@ def _conclude(judged: Judged, wanted: Wanted) -> None:
     judged.write(wanted.files)
     for path in wanted.files:
         typer.echo(f"wrote {path}", err=wanted.form != "text")  # what another program reads is nothing but that
+    for line in judged.unanswered(wanted.fail_on):
+        typer.echo(f"fxgrad: {line}", err=True)
     if judged.fails(wanted.fail_on):
         raise typer.Exit(_FOUND)
 

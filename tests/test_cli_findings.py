@@ -117,6 +117,12 @@ def test_exit_codes(found, fail_on, code, monkeypatch: pytest.MonkeyPatch) -> No
     assert typed(*RUN, "--check", *options).exit_code == code
 
 
+def test_a_rule_to_fail_on_that_was_not_checked_is_told(asked: list[object]) -> None:
+    result = typed("diagnose", "flow.json", "--fail-on", "spike", "--fail-on", "exploding")
+    assert result.exit_code == 0
+    assert result.stderr == "fxgrad: --fail-on spike: was not checked: needs several steps\n"
+
+
 def test_nothing_found_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     finding(monkeypatch)
     assert "no findings; 15 of 18 rules checked" in typed("diagnose", "flow.json").stdout
@@ -133,6 +139,8 @@ def test_nothing_found_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
         (["diagnose", "flow.json", "--fail-on", "%%"], "nonfinite, vanishing, exploding"),
         (["diagnose", "flow.json", "--findings", "found.svg"], "--findings found.svg: no format goes by"),
         (["diagnose", "flow.json", "--findings", "no/found.txt"], "--findings no/found.txt: there is no folder no"),
+        (["diagnose", "flow.json", "--findings", "./flow.json"], "--findings flow.json: this is the file of a flow"),
+        ([*RUN, "-o", "new.json", "--findings", "new.json"], "--findings new.json: this is the file of a flow"),
         ([*RUN, "--fail-on", "nan"], "--fail-on nan: there is no such rule"),
         ([*RUN, "--check", "--findings", "found.svg"], ".txt, .json, .sarif"),
         (["run", "no.such:Model", "--findings", "found.svg"], "--findings found.svg"),  # before the work

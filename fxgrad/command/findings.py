@@ -39,13 +39,18 @@ class Wanted:
     files: Sequence[Path] = ()
     fail_on: Sequence[str] = ()
 
-    def check(self) -> None:
-        """Find out before the work whether it makes sense.
+    def check(self, taken: Sequence[Path] = ()) -> None:
+        """Find out before the work whether it makes sense; ``taken`` are the files of flows.
 
         Raises:
-            OptionError: a file that cannot be written, or a rule that does not exist.
+            OptionError: a file that cannot be written or holds a flow, or a rule that does not exist.
         """
         check_paths(self.files, tuple(_BY_SUFFIX), "--findings")
+        flows = {path.resolve() for path in taken}
+        for path in self.files:
+            if path.resolve() in flows:
+                message = f"--findings {path}: this is the file of a flow. Name another"
+                raise OptionError(message)
         for rule in self.fail_on:
             if rule not in RULES:
                 near = difflib.get_close_matches(rule, RULES, n=3, cutoff=0.4) or list(RULES)
@@ -79,6 +84,11 @@ class Judged:
         found = [one for finding in self.diagnosis.findings for one in (finding, *finding.explained)]
         return any(one.rule in rules and one.severity != "info" for one in found)
 
+    def unanswered(self, rules: Sequence[str]) -> list[str]:
+        """A line for each of these rules that could not be checked, so that its silence is not taken for health."""
+        lacking = {one.rule: one.reason for one in self.diagnosis.not_checked}
+        return [f"--fail-on {rule}: was not checked: {lacking[rule]}" for rule in rules if rule in lacking]
+
 
 def judge(flows: Sequence[GradientFlow]) -> Judged:
     """What the rules say of one flow, or of a series."""
@@ -111,7 +121,7 @@ def _origin(flow: GradientFlow) -> Origin:
     for node in known:
         for name in node.parameters:
             parameters.setdefault(name, node.source or "")
-    return Origin(parameters=parameters, model=known[-1].source if known else None)
+    return Origin(parameters=parameters, model=known[-1].source if known else None, category=flow.capture.model)
 
 
 _FORMS: Mapping[Format, Callable[[Judged], str]] = {

@@ -36,11 +36,13 @@ class Origin:
         root: the folder that locations are relative to; files outside of it are named by their whole path.
         parameters: ``file:line`` by the name of a parameter, for findings that blame one.
         model: ``file:line`` for findings that blame nothing inside of the model: GitHub takes no result without a line.
+        category: what was judged, the model's name; uploads of several categories stand beside each other.
     """
 
     root: Path = field(default_factory=Path.cwd)
     parameters: Mapping[str, str] = field(default_factory=dict)
     model: str | None = None
+    category: str | None = None
 
 
 def to_sarif(diagnosis: Diagnosis, origin: Origin | None = None) -> str:
@@ -51,13 +53,15 @@ def to_sarif(diagnosis: Diagnosis, origin: Origin | None = None) -> str:
     driver: dict[str, Any] = {"name": "fxgrad", "rules": rules}
     if tool_version() is not None:
         driver["version"] = tool_version()
-    run = {
+    run: dict[str, Any] = {
         "tool": {"driver": driver},
         "originalUriBaseIds": {_ROOT: {"uri": _folder_uri(origin.root.absolute())}},
         "columnKind": "unicodeCodePoints",
         "invocations": [{"executionSuccessful": True, "toolConfigurationNotifications": _skipped(diagnosis, index)}],
         "results": [_result(finding, index, origin) for finding in diagnosis.findings],
     }
+    if origin.category:
+        run["automationDetails"] = {"id": f"fxgrad/{origin.category}/"}
     return strict_json({"$schema": _SCHEMA, "version": "2.1.0", "runs": [run]}, indent=1)
 
 

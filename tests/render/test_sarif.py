@@ -53,7 +53,8 @@ def uri_of(source: str, root: Path = diagnoses.HERE):
 )
 def test_it_is_valid(diagnosis, validator) -> None:
     validator.validate(read(diagnosis))
-    validator.validate(read(diagnosis, model="/home/user/net.py:9", parameters={"fc.bias": "/home/user/b.py:2"}))
+    more = {"model": "/home/user/net.py:9", "parameters": {"fc.bias": "/home/user/b.py:2"}, "category": "Net"}
+    validator.validate(read(diagnosis, **more))
 
 
 def test_the_schema_refuses_what_is_wrong(validator) -> None:
@@ -157,3 +158,8 @@ def test_the_root_is_a_folder() -> None:
 
     assert root("/home/a user") == "file:///home/a%20user/"
     assert root("/") == "file:///"
+
+
+def test_uploads_of_several_models_stand_beside_each_other() -> None:
+    (run,) = read(Diagnosis(()), category="Net")["runs"]
+    assert run["automationDetails"] == {"id": "fxgrad/Net/"}
