@@ -50,7 +50,7 @@ def rich_text(diagnosis: Diagnosis) -> Group:
         # Text and not str, so that no name is taken for markup.
         head = Text.assemble(f"{place}. ", (entry.severity.upper(), _STYLES[entry.severity]), " ")
         shown.append(head.append(printable(entry.head), "bold"))
-        shown += [Padding(Text(printable(line)), (0, 0, 0, 3)) for line in entry.body]
+        shown += [Padding(Text(printable(line)), (0, 0, 0, 3), expand=False) for line in entry.body]
     return Group(*shown, *(Text(printable(line)) for line in _closing(diagnosis)))
 
 

@@ -102,13 +102,19 @@ def _result(finding: Finding, index: Mapping[str, int], origin: Origin) -> dict[
         "ruleId": finding.rule,
         "ruleIndex": index[finding.rule],
         "level": _LEVELS[finding.severity],
-        "message": {"text": f"{finding.message} {finding.suggestion}".strip() + borrowed},
+        "message": {"text": _words(finding) + borrowed},
         "locations": [location] if location else [],
         "partialFingerprints": {"fxgradRuleAndPlace/v1": _fingerprint(finding)},
         "properties": _properties(finding),
     }
     related = list(_related(finding, origin))
     return found | ({"relatedLocations": related} if related else {})
+
+
+def _words(finding: Finding) -> str:
+    if not finding.suggestion:
+        return finding.message
+    return f"{finding.message.rstrip('.')}. Try: {finding.suggestion}"
 
 
 def _fingerprint(finding: Finding) -> str:

@@ -87,7 +87,7 @@ def table(
             short_source(site.source),
         ]
         style = "bold reverse" if marker else _STYLES[look_of(site.statistics)]
-        culprit = [_text(f"<- {word}") for word in marks.get(site.id, [])]
+        culprit = [_text(f"<- {word}", "bold magenta") for word in marks.get(site.id, [])]
         result.add_row(Text("\n").join([name, *culprit]), *map(_text, words), style=style)
     return result
 

@@ -67,7 +67,7 @@ def test_a_result_says_what_where_and_why() -> None:
     first, second, third = results(diagnoses.every())
     assert [one["level"] for one in (first, second, third)] == ["error", "warning", "note"]
     assert first["ruleId"] == "dead"
-    assert first["message"]["text"] == "16 of 16 units never fired Start the bias at 0."
+    assert first["message"]["text"] == "16 of 16 units never fired. Try: Start the bias at 0."
     (place,) = first["locations"]
     assert place["physicalLocation"] == {
         "artifactLocation": {"uri": "net.py", "uriBaseId": "SRCROOT"},
