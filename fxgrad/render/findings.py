@@ -103,7 +103,8 @@ def shown_source(source: str) -> str:
 
 def at(finding: Finding) -> str:
     """``at /relu``, or ``outside the model``."""
-    return f"at {finding.place}" if finding.site or finding.parameter else finding.place
+    inside = finding.site or finding.node is not None or finding.parameter
+    return f"at {finding.place}" if inside else finding.place
 
 
 def _head(finding: Finding) -> str:

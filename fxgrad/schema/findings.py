@@ -85,8 +85,8 @@ class Finding:
 
     @property
     def place(self) -> str:
-        """Who is to blame, in a word: the site, else the parameter, else ``"outside the model"``."""
-        return self.site or self.parameter or "outside the model"
+        """Who is to blame, in a word: the site or node, else the parameter, else ``"outside the model"``."""
+        return self.site or (self.node.key if self.node is not None else self.parameter) or "outside the model"
 
     @property
     def explained(self) -> Iterator[Finding]:
