@@ -15,7 +15,7 @@ What happens inside, left to right; each arrow is a frozen dataclass of ``fxgrad
     model, args ──▶ the graph, a key    ──▶  an identity probe ──▶ each probe's hook writes the     ──▶ GradientFlow
                     for every node           on every value        gradient's statistics to a slot         │
                                                                                                            │
-         to_networkx()   to_json()   table()   to_dot()   to_svg()   ◀─────────────────────────────────────┘
+         findings   to_networkx()   to_json()   table()   to_dot()   to_svg()   ◀──────────────────────────┘
 
 Importing ``fxgrad`` imports nothing else: each name below is loaded when it is first used, so that a saved flow can
 be read and drawn without torch.
@@ -29,66 +29,84 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fxgrad import rules
     from fxgrad.api import Rewrite, Watch, gradient_flow, instrument, rewrite, watch
+    from fxgrad.diagnosis import Thresholds, diagnose
     from fxgrad.dynamo_backend import flow_of
     from fxgrad.errors import FindingWarning, FxgradError
     from fxgrad.schema import (
         BlindSpot,
+        Diagnosis,
         Edge,
+        Finding,
         GradientFlow,
         ModuleFlow,
         Node,
+        NotChecked,
         ParameterRecord,
         RewriteReport,
         Site,
         Statistics,
     )
-    from fxgrad.store import load
+    from fxgrad.store import load, load_series, save_series
 
     __version__: str
 
 __all__ = [
     "BlindSpot",
+    "Diagnosis",
     "Edge",
+    "Finding",
     "FindingWarning",
     "FxgradError",
     "GradientFlow",
     "ModuleFlow",
     "Node",
+    "NotChecked",
     "ParameterRecord",
     "Rewrite",
     "RewriteReport",
     "Site",
     "Statistics",
+    "Thresholds",
     "Watch",
+    "diagnose",
     "flow_of",
     "gradient_flow",
     "instrument",
     "load",
+    "load_series",
     "rewrite",
     "rules",
+    "save_series",
     "watch",
 ]
 
 _HOME = {
     "BlindSpot": "fxgrad.schema",
+    "Diagnosis": "fxgrad.schema",
     "Edge": "fxgrad.schema",
+    "Finding": "fxgrad.schema",
     "FindingWarning": "fxgrad.errors",
     "FxgradError": "fxgrad.errors",
     "GradientFlow": "fxgrad.schema",
     "ModuleFlow": "fxgrad.schema",
     "Node": "fxgrad.schema",
+    "NotChecked": "fxgrad.schema",
     "ParameterRecord": "fxgrad.schema",
     "Rewrite": "fxgrad.api",
     "RewriteReport": "fxgrad.schema",
     "Site": "fxgrad.schema",
     "Statistics": "fxgrad.schema",
+    "Thresholds": "fxgrad.diagnosis",
     "Watch": "fxgrad.api",
+    "diagnose": "fxgrad.diagnosis",
     "flow_of": "fxgrad.dynamo_backend",
     "gradient_flow": "fxgrad.api",
     "instrument": "fxgrad.api",
     "load": "fxgrad.store",
+    "load_series": "fxgrad.store",
     "rewrite": "fxgrad.api",
     "rules": "fxgrad",
+    "save_series": "fxgrad.store",
     "watch": "fxgrad.api",
 }
 

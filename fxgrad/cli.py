@@ -1,4 +1,4 @@
-"""The command line: ``fxgrad run``, ``fxgrad render``, ``fxgrad demo``.
+"""The command line: ``fxgrad run``, ``fxgrad render``, ``fxgrad diagnose``, ``fxgrad demo``.
 
 Only wiring: what the words mean is in ``fxgrad.command``.  torch is imported by the commands that need it.
 """
@@ -20,10 +20,12 @@ from fxgrad.errors import FxgradError, OptionError
 from fxgrad.schema import GradientFlow, Level, NormWord, SiteKind
 
 if TYPE_CHECKING:
+    from fxgrad.command.findings import Judged, Wanted
     from fxgrad.command.outputs import View
 
 __all__ = ["app", "main"]
 
+_FOUND = 1  # exit code: a warning or an error was found
 _MISUSE = 2  # exit code, as of other command lines
 _DEMO_FILES = ("flow.svg", "flow.json")
 
@@ -45,6 +47,16 @@ Depth = Annotated[
 ]
 Traceback = Annotated[bool, typer.Option("--traceback", help="Show where an error was raised.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print no table.")]
+FindingsFiles = Annotated[
+    list[Path] | None,
+    typer.Option("--findings", metavar="FILE", help="Write findings to .txt, .json or .sarif. May be repeated."),
+]
+FailOn = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="RULE", help="Exit with 1 only for findings of this rule (error or warning). May be repeated."
+    ),
+]
 
 
 def main() -> None:
@@ -110,14 +122,22 @@ def run(
     depth: Depth = None,
     seed: Annotated[int, typer.Option(help="Of parameters, inputs and targets.")] = 0,
     output: Files = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Print what is wrong; exit with 1 for a warning or an error.")
+    ] = False,
+    findings: FindingsFiles = None,
+    fail_on: FailOn = None,
     quiet: Quiet = False,
     show_traceback: Traceback = False,
 ) -> None:
     """Measure one forward and one backward pass of a model."""
     with _reported(show_traceback):
+        from fxgrad.command.findings import Wanted, judge
         from fxgrad.command.outputs import View, check_paths
 
         check_paths(output or [])
+        wanted = Wanted("text", findings or [], fail_on or [])
+        wanted.check(output or [])
         with _working(f"Running {target}"):
             from fxgrad.command.measure import Request, measure
 
@@ -125,7 +145,13 @@ def run(
                 target, keywords or [], inputs or [], loss, train, capture, statistics, sites, seed, forward
             )
             flow = measure(request)
-        _present(flow, output or [], View(norm, depth), quiet=quiet)
+        judged = judge([flow])
+        listed = check or bool(findings or fail_on)
+        _present(flow, output or [], View(norm, depth, judged.diagnosis.findings, listed), quiet=quiet)
+        if listed:
+            if not quiet:
+                typer.echo()
+            _conclude(judged, wanted)
 
 
 @app.command()
@@ -143,7 +169,27 @@ def render(
         from fxgrad.store import load
 
         check_paths(output or [])
-        _present(load(file), output or [], View(norm, depth), quiet=quiet or bool(output))
+        flow = load(file)
+        _present(flow, output or [], View(norm, depth, flow.findings), quiet=quiet or bool(output))
+
+
+@app.command()
+def diagnose(
+    files: Annotated[
+        list[Path], typer.Argument(metavar="FLOW.JSON...", help="One flow, a saved series, or several, oldest first.")
+    ],
+    form: Annotated[Literal["text", "json", "sarif"], typer.Option("--format", help="Of what is printed.")] = "text",
+    findings: FindingsFiles = None,
+    fail_on: FailOn = None,
+    show_traceback: Traceback = False,
+) -> None:
+    """Say what is wrong in saved flows, where, and what to do; exit with 1 for a warning or an error."""
+    with _reported(show_traceback):
+        from fxgrad.command.findings import Wanted, judge, load_flows
+
+        wanted = Wanted(form, findings or [], fail_on or [])
+        wanted.check(files)
+        _conclude(judge(load_flows(files)), wanted)
 
 
 @app.command()
@@ -171,7 +217,7 @@ def demo(
             stock = MODELS[name]
             typer.echo(f"\n{name}: {stock.about}\n")
             flow = gradient_flow(stock.model(), stock.inputs())
-            _present(flow, paths if name == model else [], View(), quiet=False)
+            _present(flow, paths if name == model else [], View(findings=flow.findings), quiet=False)
 
 
 def _present(flow: GradientFlow, paths: list[Path], view: View, *, quiet: bool) -> None:
@@ -179,19 +225,33 @@ def _present(flow: GradientFlow, paths: list[Path], view: View, *, quiet: bool) 
     from rich.text import Text
 
     from fxgrad.command.outputs import plain_text, write_all
-    from fxgrad.render.text import summary
 
     if quiet:
         pass
     elif sys.stdout.isatty():
         console = Console()
-        console.print(flow.table(norm=view.norm))
-        console.print(Text(summary(flow)))  # names are no markup
+        console.print(flow.table(norm=view.norm, findings=view.findings))
+        console.print(Text(view.summary(flow)))  # names are no markup
     else:
         typer.echo(plain_text(flow, view), nl=False)
     write_all(flow, paths, view)
     for path in paths:
         typer.echo(f"wrote {path}")
+
+
+def _conclude(judged: Judged, wanted: Wanted) -> None:
+    """Print the findings, write the files, and leave with the exit code that they call for."""
+    if wanted.form == "text" and sys.stdout.isatty():
+        Console().print(judged.diagnosis)
+    else:
+        typer.echo(judged.text(wanted.form), nl=False)
+    judged.write(wanted.files)
+    for path in wanted.files:
+        typer.echo(f"wrote {path}", err=wanted.form != "text")  # what another program reads is nothing but that
+    for line in judged.unanswered(wanted.fail_on):
+        typer.echo(f"fxgrad: {line}", err=True)
+    if judged.fails(wanted.fail_on):
+        raise typer.Exit(_FOUND)
 
 
 def _make_folder(folder: Path) -> None:

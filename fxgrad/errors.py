@@ -60,3 +60,7 @@ class RuleError(FxgradError, ValueError):
 
 class FindingWarning(UserWarning):
     """What ``fxgrad.watch(limits=...)`` warns with where it was given no ``on_finding``."""
+
+
+class UnhealthyError(FxgradError, AssertionError):
+    """``fxgrad.testing.assert_healthy`` found an error or a warning; the message lists them."""

@@ -1,4 +1,4 @@
-"""A flow as versioned, strict JSON: NaN and Inf are spelled, types are checked on reading, files are written whole."""
+"""Flows as versioned, strict JSON: NaN and Inf are spelled, types are checked on reading, files are written whole."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ import os
 import secrets
 import types
 import typing
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fxgrad.errors import FlowFileError
+from fxgrad.errors import FlowFileError, OptionError
 from fxgrad.schema import GradientFlow, Node, Site
 
 FORMAT = "fxgrad-flow"
 VERSION = 2  # 2: values, constants and optimizer facts
+SERIES_FORMAT = "fxgrad-series"
 _SPELLED = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
@@ -28,12 +30,17 @@ def to_json(flow: GradientFlow, path: str | Path | None = None) -> str:
         FlowFileError: the file cannot be written.
     """
     index = {node: number for number, node in enumerate(flow.nodes)}
-    content = {"format": FORMAT, "version": VERSION, "flow": _plain(flow, index)}
-    # ASCII, since a file name that is no valid text (a lone surrogate in Python) cannot be written as UTF-8.
-    text = json.dumps(content, allow_nan=False, ensure_ascii=True, indent=None, separators=(",", ":")) + "\n"
+    text = strict_json({"format": FORMAT, "version": VERSION, "flow": _plain(flow, index)})
     if path is not None:
         write_whole(Path(path), text)
     return text
+
+
+def strict_json(content: Any, indent: int | None = None) -> str:
+    """JSON text of ``content``, whose NaN and Inf must be spelled already (see ``plain``)."""
+    separators = (",", ":") if indent is None else (",", ": ")
+    # ASCII, since a file name that is no valid text (a lone surrogate in Python) cannot be written as UTF-8.
+    return json.dumps(content, allow_nan=False, ensure_ascii=True, indent=indent, separators=separators) + "\n"
 
 
 def load(path: str | Path) -> GradientFlow:
@@ -42,12 +49,7 @@ def load(path: str | Path) -> GradientFlow:
     Raises:
         FlowFileError: the file is missing, damaged, not a flow, or from a newer version.
     """
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:  # ValueError: no UTF-8, or a path that no system takes
-        message = f"{path} cannot be read as a flow: {error}. Give the path of a file that flow.to_json(path) wrote."
-        raise FlowFileError(message) from error
-    return from_json(text, str(path))
+    return from_json(_text_of(path), str(path))
 
 
 def from_json(text: str, where: str = "the text") -> GradientFlow:
@@ -56,14 +58,87 @@ def from_json(text: str, where: str = "the text") -> GradientFlow:
     Raises:
         FlowFileError: the text is damaged, not a flow, or from a newer version.
     """
+    content = _parsed(text, where)
+    if content.get("format") == SERIES_FORMAT:
+        message = f"{where} is a series of flows and no single flow. Read it with fxgrad.load_series(path)."
+        raise FlowFileError(message)
+    _check_version(content, where)
+    try:
+        return _read_flow(content.get("flow"))
+    except _DamageError as error:
+        message = f"{where} is damaged: {error}. Write it again with flow.to_json(path)."
+        raise FlowFileError(message) from error
+
+
+def save_series(flows: Iterable[GradientFlow], path: str | Path) -> None:
+    """Write several flows of one model (``watch.history``), oldest first, into one file; equal nodes are shared.
+
+    Raises:
+        OptionError: there is no flow, or something else among them.
+        FlowFileError: the file cannot be written.
+    """
+    series = (flows,) if isinstance(flows, GradientFlow) else tuple(flows)
+    odd = next((one for one in series if not isinstance(one, GradientFlow)), None)
+    if odd is not None or not series:
+        found = "nothing" if not series else f"a {type(odd).__name__} among them"
+        message = f"save_series takes flows, such as watch.history, but was given {found}"
+        raise OptionError(message)
+    shared: dict[Node, int] = {}
+    written = []
+    for flow in series:
+        own = {node: number for number, node in enumerate(flow.nodes)}
+        numbers = [shared.setdefault(node, len(shared)) for node in flow.nodes]
+        written.append(_plain(flow, own) | {"nodes": numbers})
+    content = {
+        "format": SERIES_FORMAT,
+        "version": VERSION,
+        "nodes": [plain(node) for node in shared],
+        "flows": written,
+    }
+    write_whole(Path(path), strict_json(content))
+
+
+def load_series(path: str | Path) -> tuple[GradientFlow, ...]:
+    """Read what ``save_series`` wrote, or the single flow that ``to_json`` wrote.
+
+    Raises:
+        FlowFileError: the file is missing, damaged, neither of the two, or from a newer version.
+    """
+    where = str(path)
+    text = _text_of(path)
+    content = _parsed(text, where)
+    _check_version(content, where)
+    try:
+        if content["format"] == FORMAT:
+            return (_read_flow(content.get("flow")),)
+        return _read_series(content)
+    except _DamageError as error:
+        message = f"{where} is damaged: {error}. Write it again with fxgrad.save_series(flows, path)."
+        raise FlowFileError(message) from error
+
+
+def _text_of(path: str | Path) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:  # ValueError: no UTF-8, or a path that no system takes
+        message = f"{path} cannot be read as a flow: {error}. Give the path of a file that flow.to_json(path) wrote."
+        raise FlowFileError(message) from error
+
+
+def _parsed(text: str, where: str) -> dict[str, Any]:
+    """The outermost object of a flow's or series' file."""
     try:
         content = json.loads(text, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
         message = f"{where} is no flow: it is not valid JSON ({error}). Write it again with flow.to_json(path)."
         raise FlowFileError(message) from error
-    if not isinstance(content, dict) or content.get("format") != FORMAT:
+    if not isinstance(content, dict) or content.get("format") not in (FORMAT, SERIES_FORMAT):
         message = f"{where} is no flow: its format is not {FORMAT!r}. Flows are written by flow.to_json(path)."
         raise FlowFileError(message)
+    return content
+
+
+def _check_version(content: dict[str, Any], where: str) -> None:
     version = content.get("version")
     if type(version) is not int or version < 1:
         message = f"{where} is damaged: its version is {version!r}. Write it again with flow.to_json(path)."
@@ -76,11 +151,6 @@ def from_json(text: str, where: str = "the text") -> GradientFlow:
     if version > VERSION:
         message = f"{where} has version {version}, newer than {VERSION}, which this fxgrad reads. Upgrade fxgrad."
         raise FlowFileError(message)
-    try:
-        return _read_flow(content.get("flow"))
-    except _DamageError as error:
-        message = f"{where} is damaged: {error}. Write it again with flow.to_json(path)."
-        raise FlowFileError(message) from error
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -115,6 +185,11 @@ def _replace(path: Path, content: bytes) -> None:
 # ---- writing -------------------------------------------------------------------------------------------------------
 
 
+def plain(value: Any) -> Any:
+    """JSON values of a record: dataclasses as objects, tuples as lists, NaN and Inf spelled."""
+    return _plain(value, {})
+
+
 def _plain(value: Any, index: dict[Node, int]) -> Any:
     """JSON values; a site's node is written as its number among the nodes."""
     if isinstance(value, float) and not math.isfinite(value):
@@ -124,7 +199,9 @@ def _plain(value: Any, index: dict[Node, int]) -> Any:
         if isinstance(value, Site):
             result["node"] = index[value.node]
         return result
-    if isinstance(value, tuple):
+    if isinstance(value, Mapping):
+        return {str(name): _plain(item, index) for name, item in value.items()}
+    if isinstance(value, (tuple, list)):
         return [_plain(item, index) for item in value]
     return value
 
@@ -139,6 +216,25 @@ class _DamageError(Exception):
 def _refuse_constant(word: str) -> Any:
     message = f"{word} must be spelled as text"
     raise ValueError(message)
+
+
+def _read_series(content: dict[str, Any]) -> tuple[GradientFlow, ...]:
+    shared = _read(tuple[Node, ...], content.get("nodes"), "nodes")
+    written = content.get("flows")
+    if not isinstance(written, list) or not written:
+        message = "it holds no flows"
+        raise _DamageError(message)
+    found = []
+    for number, flow in enumerate(written):
+        if not isinstance(flow, dict):
+            message = f"flows[{number}] is no flow"
+            raise _DamageError(message)
+        places = _read(tuple[int, ...], flow.get("nodes"), f"flows[{number}].nodes")
+        if not all(0 <= place < len(shared) for place in places):
+            message = f"flows[{number}] has a node that is not there"
+            raise _DamageError(message)
+        found.append(_read_flow({**flow, "nodes": tuple(shared[place] for place in places)}))
+    return tuple(found)
 
 
 def _read_flow(content: Any) -> GradientFlow:

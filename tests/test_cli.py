@@ -320,7 +320,7 @@ def test_version() -> None:
     assert done("--version").stdout == f"fxgrad {fxgrad.__version__}\n"
 
 
-@pytest.mark.parametrize("command", [[], ["run"], ["render"], ["demo"]])
+@pytest.mark.parametrize("command", [[], ["run"], ["render"], ["diagnose"], ["demo"]])
 def test_help(command: list[str]) -> None:
     assert "--help" in done(*command, "--help").stdout
 

@@ -98,7 +98,7 @@ def agrees(printed: str, wanted: str) -> bool:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_page_runs_and_prints_what_it_says(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])  # as for a script in this folder
     module = ModuleType(f"page_{page.stem.replace('-', '_')}")
     monkeypatch.setitem(sys.modules, module.__name__, module)
     before = set(sys.modules)
@@ -110,8 +110,9 @@ def test_page_runs_and_prints_what_it_says(page: Path, tmp_path: Path, monkeypat
             if block.printed is not None:
                 assert agrees(printed, block.printed), f"{page.name}, line {block.line}, printed\n{printed}"
     finally:
-        for name in [name for name in set(sys.modules) - before if name.startswith("fxgrad_file_")]:
-            del sys.modules[name]
+        for name in set(sys.modules) - before:
+            if name.startswith("fxgrad_file_") or (tmp_path / f"{name}.py").exists():
+                del sys.modules[name]
 
 
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=lambda page: page.stem)

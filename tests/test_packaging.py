@@ -35,14 +35,30 @@ def test_import_does_nothing_else() -> None:
 
 @pytest.mark.parametrize(
     "module",
-    ["errors", "schema", "graph", "store", "render.dot", "render.svg", "render.text", "cli", "command.outputs"],
+    [
+        "errors",
+        "schema",
+        "graph",
+        "store",
+        "diagnosis",
+        "render.dot",
+        "render.svg",
+        "render.text",
+        "render.findings",
+        "render.findings_json",
+        "render.sarif",
+        "cli",
+        "command.outputs",
+    ],
 )
 def test_these_do_not_import_torch(module: str) -> None:
     assert "torch" not in modules_after(f"import fxgrad.{module}")
 
 
 def test_saved_flow_is_read_without_torch() -> None:
-    assert "torch" not in modules_after("import fxgrad; fxgrad.load, fxgrad.GradientFlow, fxgrad.FxgradError")
+    names = "load, load_series, save_series, diagnose, GradientFlow, Finding, Diagnosis, Thresholds, FxgradError"
+    code = f"import fxgrad; {', '.join(f'fxgrad.{name}' for name in names.split(', '))}"
+    assert "torch" not in modules_after(code)
 
 
 def test_public_names_are_literal_sorted_and_there() -> None:

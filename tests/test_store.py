@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fxgrad
-from fxgrad.errors import FlowFileError
+from fxgrad.errors import FlowFileError, OptionError
 from fxgrad.schema import (
     REASONS,
     BlindSpot,
@@ -269,3 +269,66 @@ def test_a_link_stays_a_link_and_a_device_a_device(tmp_path) -> None:
     (tmp_path / "null").symlink_to(os.devnull)
     flows.chain(1).to_json(tmp_path / "null")
     assert (tmp_path / "null").is_char_device()
+
+
+# ---- series ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_series_equals_its_own_copy_and_shares_equal_nodes(tmp_path) -> None:
+    path = tmp_path / "series.json"
+    series = (flows.special(), flows.special(), flows.chain(3))
+    fxgrad.save_series(series, path)
+    assert fxgrad.load_series(path) == series
+    content = json.loads(path.read_text(encoding="utf-8"), parse_constant=pytest.fail)
+    assert len(content["nodes"]) == len(set(flows.special().nodes) | set(flows.chain(3).nodes))
+    assert content["flows"][1]["nodes"] == list(range(len(flows.special().nodes)))
+
+
+@pytest.mark.parametrize("word", flows.NASTY)
+def test_any_name_survives_in_a_series(word, tmp_path) -> None:
+    fxgrad.save_series([flows.named(word)] * 2, tmp_path / "series.json")
+    assert fxgrad.load_series(tmp_path / "series.json") == (flows.named(word),) * 2
+
+
+def test_a_single_flow_is_a_series_of_one(tmp_path) -> None:
+    flows.chain(2).to_json(tmp_path / "flow.json")
+    fxgrad.save_series(flows.chain(2), tmp_path / "series.json")
+    for name in ("flow.json", "series.json"):
+        assert fxgrad.load_series(tmp_path / name) == (flows.chain(2),)
+
+
+def test_load_sends_a_series_to_load_series(tmp_path) -> None:
+    fxgrad.save_series([flows.chain(2)], tmp_path / "series.json")
+    with pytest.raises(FlowFileError, match=r"series of flows .* fxgrad\.load_series\(path\)"):
+        fxgrad.load(tmp_path / "series.json")
+
+
+@pytest.mark.parametrize("given", [[], [1], "flow.json"])
+def test_only_flows_make_a_series(given, tmp_path) -> None:
+    with pytest.raises(OptionError, match=r"save_series takes flows, such as watch\.history, but was given"):
+        fxgrad.save_series(given, tmp_path / "series.json")
+    assert not (tmp_path / "series.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda content: content["flows"][0]["nodes"].append(99), "a node that is not there"),
+        (lambda content: content["flows"][0]["nodes"].append(True), "must be of type int"),
+        (lambda content: content["flows"][0].pop("event"), "lacks fields"),
+        (lambda content: content.update(flows=[]), "no flows"),
+        (lambda content: content.update(flows=[1]), "is no flow"),
+        (lambda content: content.update(nodes=None), "must be a list"),
+        (lambda content: content.update(version=99), "Upgrade fxgrad"),
+        (lambda content: content.update(version=1), "before the first release"),
+        (lambda content: content.update(format="other"), "is no flow"),
+    ],
+)
+def test_damage_in_a_series_is_named(change, said, tmp_path) -> None:
+    path = tmp_path / "series.json"
+    fxgrad.save_series([flows.chain(2)] * 2, path)
+    content = json.loads(path.read_text(encoding="utf-8"))
+    change(content)
+    path.write_text(json.dumps(content), encoding="utf-8")
+    with pytest.raises(FlowFileError, match=said):
+        fxgrad.load_series(path)

@@ -14,9 +14,21 @@ import graphviz
 from fxgrad.errors import OptionError
 from fxgrad.render.boxes import boxes_of
 from fxgrad.render.labels import Labels, joint, short
-from fxgrad.render.palette import DROP, DROP_EDGE, EDGES, LOOKS, REWRITTEN, Scale, text_colour
+from fxgrad.render.marks import Marks, findings_from
+from fxgrad.render.palette import (
+    CULPRIT,
+    CULPRIT_SHAPE,
+    DROP,
+    DROP_EDGE,
+    EDGES,
+    LOOKS,
+    REWRITTEN,
+    WAY,
+    Scale,
+    text_colour,
+)
 from fxgrad.render.words import Look, check_norm, norm_words, number, rewritten_counts, rule_words
-from fxgrad.schema import Edge, GradientFlow, NormWord
+from fxgrad.schema import Edge, Finding, GradientFlow, NormWord
 from fxgrad.store import write_whole
 
 _LARGE = 200  # boxes, or a third of the edges, from which layout speed comes before looks
@@ -33,6 +45,7 @@ _WORDS: dict[Look, tuple[str, ...]] = {
 _FOLDER = {"shape": "folder"}
 _STACK = {"shape": "box3d", "margin": "0.2,0.12"}  # its front face is smaller than the box
 _EDGE_WORDS = ("a line's width and colour:", "the part sent back over it")
+_WAY_WORDS = ("a double line:", "the way of the fault")
 _DROP_WORDS = ("DROP: the gradient shrinks", "to less than 1/20 here")
 
 
@@ -44,11 +57,13 @@ class PictureOptions:
         norm: ``"l2_norm"``, ``"rms"`` or ``"max_abs"``: the number in the labels and behind the colours.
         depth: module levels drawn as clusters, deeper modules collapse into a box; None: as deep as stays readable.
         fold: whether runs of three or more equal collapsed blocks become one box.
+        findings: whose culprits are marked, and whose path is drawn as a double line; a ``Diagnosis`` does as well.
     """
 
     norm: NormWord = "l2_norm"
     depth: int | None = None
     fold: bool = True
+    findings: tuple[Finding, ...] = ()
 
 
 def options_from(flow: GradientFlow, options: dict[str, Any]) -> PictureOptions:
@@ -62,7 +77,7 @@ def options_from(flow: GradientFlow, options: dict[str, Any]) -> PictureOptions:
         if name not in known:
             message = f"pictures have no option {name!r}; they have {', '.join(known)}"
             raise OptionError(message)
-    made = PictureOptions(**options)
+    made = PictureOptions(**(options | {"findings": findings_from(options.get("findings"))}))
     check_norm(flow, made.norm)
     whole = isinstance(made.depth, int) and not isinstance(made.depth, bool) and made.depth >= 0
     if made.depth is not None and not whole:
@@ -107,6 +122,8 @@ class _Picture:
             ends = self.number[edge.producer], self.number[edge.consumer.key]
             if ends[0] != ends[1]:
                 self.uses.setdefault(ends, []).append(edge)
+        self.marks = Marks(flow, options.findings, self.boxes, self.number)
+        self.ways = self.marks.ways(self.uses)
         self.size = max(len(self.boxes), len(self.uses) // 3)
 
     def draw(self) -> str:
@@ -130,6 +147,7 @@ class _Picture:
             f"{short(flow.capture.model)}: {self.norm} of the gradient at {measured} of {len(flow.sites)} sites",
             f"loss: {short(flow.event.loss, 90)}",
             "forward runs down, the gradient runs up; gain: l2 norm passed back / received",
+            *self.marks.title(),
         ]
 
     # ---- nodes ---------------------------------------------------------------------------------------------------
@@ -167,7 +185,11 @@ class _Picture:
         if self.labels.drops(box) and look != "nonfinite":
             # A double border has no room for a wide pen between its lines.
             attributes |= DROP if look != "zero" else {"color": DROP["color"], "penwidth": "2"}
-        words, tooltip = self.labels.label(box), self.labels.tooltip(box)
+        marks = self.marks.lines(index)
+        if marks:
+            attributes |= CULPRIT | (CULPRIT_SHAPE if box.single or look == "nonfinite" else {})
+        words = marks + self.labels.label(box)
+        tooltip = self.labels.tooltip(box) + self.marks.tooltip(index)
         graph.node(f"n{index}", label=_text(words), tooltip=_text(tooltip), **attributes)
 
     # ---- edges and legend ------------------------------------------------------------------------------------------
@@ -185,6 +207,8 @@ class _Picture:
             look = DROP_EDGE if dropped and self.flow.event.sites == "node" else self._edge_look(edges)
             if any(edge.rewritten is not None for edge in edges):
                 look = look | {"color": REWRITTEN["color"], "style": "dashed"}
+            if (tail, head) in self.ways:
+                look, uses = WAY, [*uses, f"the way of {self.ways[tail, head]}"]
             graph.edge(start, f"n{head}", tooltip=_text(uses), **look)
 
     def _edge_look(self, edges: list[Edge]) -> dict[str, str]:
@@ -227,6 +251,10 @@ class _Picture:
             swatches.append(("legend_rewritten", ["rewritten by a rule"], REWRITTEN))
         if self.dropped:
             swatches.append(("legend_drop", _DROP_WORDS, DROP))
+        if self.marks:
+            swatches.append(("legend_culprit", ["culprit of a finding"], CULPRIT | CULPRIT_SHAPE))
+        if self.ways:
+            swatches.append(("legend_way", _WAY_WORDS, {"shape": "plaintext"}))
         for name, words, attributes in swatches:
             row.node(name, label=_text(words), tooltip="legend", **attributes)
         for one, two in pairwise(swatches):

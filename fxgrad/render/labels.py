@@ -86,12 +86,12 @@ class Labels:
         if self.look(box) == "nonfinite":
             # The last in forward order is the first that the backward pass comes to.
             bad = [site for site in self._inner(box) if look_of(site.statistics) == "nonfinite"][-1]
-            lines.append(f"{norm_words(bad.statistics, self._norm)} at {short(_below(bad.id, box.path))}")
+            lines.append(f"{norm_words(bad.statistics, self._norm)} at {short(below(bad.id, box.path))}")
         inside = len(self.rewritten(box)) + len(self.rewritten_parameters(box))
         if inside:
             lines.append(f"{inside} rewritten inside")
         return lines + [
-            f"DROP x{number(drop.ratio)} at {short(_below(drop.site.id, box.path))}" for drop in self.drops(box)
+            f"DROP x{number(drop.ratio)} at {short(below(drop.site.id, box.path))}" for drop in self.drops(box)
         ]
 
     def _node_label(self, box: Box) -> list[str]:
@@ -206,7 +206,7 @@ def _run_name(box: Box) -> str:
     return f"{short(first)} ... {short(last, 30)}"
 
 
-def _below(name: str, path: str) -> str:
+def below(name: str, path: str) -> str:
     """A site's name as seen from the module at ``path``."""
     inside = name.startswith(path) and name[len(path) : len(path) + 1] in {".", "/"}
     return name[len(path) :].lstrip("./") if inside else name

@@ -12,8 +12,9 @@ import graphviz
 from fxgrad.errors import GraphvizMissingError
 from fxgrad.graph import ratios
 from fxgrad.render.dot import to_dot
+from fxgrad.render.findings import html_text
 from fxgrad.render.words import norm_words, number, shape_words, short_source
-from fxgrad.schema import GradientFlow
+from fxgrad.schema import Diagnosis, GradientFlow
 from fxgrad.store import write_whole
 
 _SLOW = 100_000  # characters of DOT from which layout takes long enough to say so
@@ -73,13 +74,14 @@ def _by_program(dot: str) -> str | None:
         return None
 
 
-def notebook_html(flow: GradientFlow) -> str:
-    """The picture for a notebook; a plain table where no Graphviz engine is installed."""
+def notebook_html(flow: GradientFlow, diagnosis: Diagnosis | None = None) -> str:
+    """The picture for a notebook, or a plain table where no Graphviz engine is installed, and the findings below."""
+    words = html_text(diagnosis) if diagnosis is not None and diagnosis.findings else ""
     try:
-        text = to_svg(flow)
+        text = to_svg(flow, findings=diagnosis)
     except GraphvizMissingError:
-        return _html_table(flow)
-    return text[text.index("<svg") :]
+        return _html_table(flow) + words
+    return text[text.index("<svg") :] + words
 
 
 def _html_table(flow: GradientFlow) -> str:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Container, Iterable, Sequence
+from typing import Any
 
 from rich.table import Table
 from rich.text import Text
 
 from fxgrad.errors import OptionError
 from fxgrad.graph import backward_order, biggest_drops, ratios
+from fxgrad.render.findings import severity_counts, top_lines
+from fxgrad.render.marks import findings_from, nodes_blamed, ranked
 from fxgrad.render.palette import DECADES
 from fxgrad.render.words import (
     blind_counts,
@@ -16,12 +20,13 @@ from fxgrad.render.words import (
     look_of,
     norm_words,
     number,
+    printable,
     rewritten_counts,
     rewritten_words,
     shape_words,
     short_source,
 )
-from fxgrad.schema import GradientFlow, NormWord, Site
+from fxgrad.schema import Finding, GradientFlow, NormWord, Site
 
 _BAR = 12
 _STYLES = {
@@ -33,7 +38,9 @@ _STYLES = {
 }
 
 
-def table(flow: GradientFlow, *, norm: NormWord = "l2_norm", limit: int | None = None) -> Table:
+def table(
+    flow: GradientFlow, *, norm: NormWord = "l2_norm", limit: int | None = None, findings: Any = None
+) -> Table:  # fmt: skip
     """A rich table in backward order: from the loss to the inputs.
 
     The ratio is always one of l2 norms: a site's over that of the nearest measured sites nearer to the loss.
@@ -41,10 +48,12 @@ def table(flow: GradientFlow, *, norm: NormWord = "l2_norm", limit: int | None =
     Args:
         flow: what to show.
         norm: ``"l2_norm"``, ``"rms"`` or ``"max_abs"``, in the units of the gradient.
-        limit: rows at most; the largest drops and what is special are kept first.
+        limit: rows at most; the largest drops, culprits and what is special are kept first.
+        findings: whose culprits are marked, or a ``Diagnosis``; None for none.
 
     Raises:
-        OptionError: ``norm`` is unknown or not measured at this level, or ``limit`` is no positive number.
+        OptionError: ``norm`` is unknown or not measured at this level, ``limit`` is no positive number, or
+            ``findings`` holds something else.
     """
     check_norm(flow, norm)
     if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
@@ -52,9 +61,11 @@ def table(flow: GradientFlow, *, norm: NormWord = "l2_norm", limit: int | None =
         raise OptionError(message)
     drops = {drop.site.id for drop in biggest_drops(flow)}
     rows = [site for site in backward_order(flow) if site.measured]
-    shown = _chosen(rows, drops, limit)
+    found = findings_from(findings)
+    marks = _marks(flow, found)
+    shown = _chosen(rows, marks, drops, limit)
     title = f"Gradient flow of {flow.capture.model} (loss at the top, inputs at the bottom)"
-    caption = _caption(flow, len(rows) - len(shown))
+    caption = _caption(flow, len(rows) - len(shown), found)
     # Text and not str, here and in the rows, so that no name is taken for markup or an emoji.
     result = Table(title=_text(title, "bold"), caption=_text(caption, "dim italic"), expand=False)
     result.add_column("site, op", overflow="fold")
@@ -67,8 +78,8 @@ def table(flow: GradientFlow, *, norm: NormWord = "l2_norm", limit: int | None =
     known, scale = ratios(flow), _scale(flow, norm)
     for site in shown:
         marker = "<- drop " if site.id in drops else ""
+        name = _text(f"{_site_words(site)} {rewritten_words(site, norm)}".strip())
         words = [
-            f"{_site_words(site)} {rewritten_words(site, norm)}".strip(),
             shape_words(site),
             norm_words(site.statistics, norm),
             _bar(site, norm, scale),
@@ -77,17 +88,27 @@ def table(flow: GradientFlow, *, norm: NormWord = "l2_norm", limit: int | None =
             short_source(site.source),
         ]
         style = "bold reverse" if marker else _STYLES[look_of(site.statistics)]
-        result.add_row(*map(_text, words), style=style)
+        culprit = [_text(f"<- {word}", "bold magenta") for word in marks.get(site.id, [])]
+        result.add_row(Text("\n").join([name, *culprit]), *map(_text, words), style=style)
     return result
 
 
 def _text(words: str, style: str = "") -> Text:
-    return Text(_printable(words), style)
+    return Text(printable(words), style)
 
 
-def _printable(words: str) -> str:
-    """``words`` in which nothing steers the terminal: control characters are shown as their escapes."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in words)
+def _marks(flow: GradientFlow, findings: Sequence[Finding]) -> dict[str, list[str]]:
+    """What stands at the site that a finding blames, or at all sites of the node where it names none, by site id."""
+    ids: dict[str, list[str]] = {}
+    for site in flow.sites:
+        ids.setdefault(site.key, []).append(site.id)
+    marks: dict[str, list[str]] = {}
+    named = ranked(findings)
+    for (word, finding), keys in zip(named, nodes_blamed(flow, [one for _, one in named]), strict=True):
+        blamed = [name for key in keys for name in ids.get(key, [])]
+        for name in [finding.site] if finding.site in blamed else blamed:
+            marks.setdefault(name, []).append(word)
+    return marks
 
 
 def _site_words(site: Site) -> str:
@@ -105,12 +126,12 @@ def _zeros(site: Site) -> str:
     return ">99%" if 0.99 < share < 1 else f"{share:.0%}"  # noqa: PLR2004
 
 
-def _chosen(rows: list[Site], drops: set[str], limit: int | None) -> list[Site]:
-    """At most ``limit`` rows in their order: drops and special gradients first, then those nearest to the loss."""
+def _chosen(rows: list[Site], culprits: Container[str], drops: Container[str], limit: int | None) -> list[Site]:
+    """At most ``limit`` rows in their order: culprits, drops and special gradients first, then those near the loss."""
     if limit is None or len(rows) <= limit:
         return rows
-    ranked = sorted(rows, key=lambda site: (site.id not in drops, look_of(site.statistics) == "measured"))
-    kept = {site.id for site in ranked[:limit]}
+    ranks = [(site.id not in culprits, site.id not in drops, look_of(site.statistics) == "measured") for site in rows]
+    kept = {rows[n].id for n in sorted(range(len(rows)), key=ranks.__getitem__)[:limit]}
     return [site for site in rows if site.id in kept]
 
 
@@ -133,8 +154,11 @@ def _bar(site: Site, norm: NormWord, scale: tuple[float, float]) -> str:
     return ("#" * max(1, length)).ljust(_BAR)
 
 
-def _caption(flow: GradientFlow, hidden: int) -> str:
+def _caption(flow: GradientFlow, hidden: int, findings: Iterable[Finding]) -> str:
     parts = [f"front end: {flow.capture.front_end}", f"loss: {flow.event.loss}"]
+    counts = severity_counts(findings)
+    if counts:
+        parts.append(f"findings: {counts}")
     if hidden:
         parts.append(f"{hidden} more rows")
     blind = blind_counts(flow)
@@ -145,8 +169,8 @@ def _caption(flow: GradientFlow, hidden: int) -> str:
     return "; ".join(parts)
 
 
-def summary(flow: GradientFlow) -> str:
-    """A few lines: the model, how it was captured, what was measured, the largest drops, the first bad gradient.
+def summary(flow: GradientFlow, findings: Sequence[Finding] = ()) -> str:
+    """A few lines: the model, how it was captured, what was measured, drops, the first bad gradient, three findings.
 
     Plain text, no rich markup: print it with ``markup=False``.  All numbers are l2 norms and their ratios.
     """
@@ -170,7 +194,7 @@ def summary(flow: GradientFlow) -> str:
     if bad:
         where = f" ({short_source(bad[0].source)})" if bad[0].source else ""
         lines.append(f"first non-finite gradient from the loss: {bad[0].id}{where}")
-    return "\n".join(map(_printable, lines))
+    return "\n".join(map(printable, lines + top_lines(findings)))
 
 
 def _overall(flow: GradientFlow) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from importlib.metadata import PackageNotFoundError, version
 from typing import Literal
 
 from fxgrad.errors import OptionError
@@ -105,3 +106,16 @@ def blind_counts(flow: GradientFlow) -> str:
     """``3 integer, 1 frozen``, most frequent first; empty where nothing is blind."""
     counts = Counter(spot.reason for spot in flow.blind_spots if spot.consumer is None)
     return ", ".join(f"{count} {reason}" for reason, count in sorted(counts.items(), key=lambda item: (-item[1], item)))
+
+
+def printable(words: str) -> str:
+    """``words`` in which nothing steers the terminal: control characters are shown as their escapes."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in words)
+
+
+def tool_version() -> str | None:
+    """The version of the installed fxgrad; None where it runs from a folder that is not installed."""
+    try:
+        return version("fxgrad")
+    except PackageNotFoundError:
+        return None

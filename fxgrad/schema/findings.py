@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
+from fxgrad.schema.late import late
 from fxgrad.schema.records import Node
+
+if TYPE_CHECKING:
+    from rich.console import Group
 
 Severity = Literal["error", "warning", "info"]
 #: ``"exact"``: the measured facts allow no other reading.  ``"one step"``: judged by one forward and backward.
@@ -81,8 +85,20 @@ class Finding:
 
     @property
     def place(self) -> str:
-        """Who is to blame, in a word: the site, else the parameter, else ``"outside the model"``."""
-        return self.site or self.parameter or "outside the model"
+        """Who is to blame, in a word: the site or node, else the parameter, else ``"outside the model"``."""
+        return self.site or (self.node.key if self.node is not None else self.parameter) or "outside the model"
+
+    @property
+    def explained(self) -> Iterator[Finding]:
+        """Its consequences, theirs, and so on."""
+        for finding in self.consequences:
+            yield finding
+            yield from finding.explained
+
+    def __str__(self) -> str:
+        """One line: severity, rule, place, source line and message."""
+        line: str = late("fxgrad.render.findings", "one_line")(self)
+        return line
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,12 +116,35 @@ class Diagnosis:
     Attributes:
         findings: ranked: what is to be mended first comes first; consequences are inside of their cause.
         not_checked: the rules that lack a statistic.
+        rules: names of all rules that were asked.
     """
 
     findings: tuple[Finding, ...]
     not_checked: tuple[NotChecked, ...] = ()
+    rules: tuple[str, ...] = tuple(RULES)
 
     @property
     def healthy(self) -> bool:
         """Whether there is neither an error nor a warning."""
         return all(finding.severity == "info" for finding in self.findings)
+
+    @property
+    def checked(self) -> tuple[str, ...]:
+        """The rules that were asked and did not lack anything."""
+        lacking = {one.rule for one in self.not_checked}
+        return tuple(rule for rule in self.rules if rule not in lacking)
+
+    def __str__(self) -> str:
+        """The ranked findings, and what was not checked, as plain text."""
+        text: str = late("fxgrad.render.findings", "plain_text")(self)
+        return text
+
+    def __rich__(self) -> Group:
+        """The same for rich, which colours the severities and wraps the lines."""
+        found: Group = late("fxgrad.render.findings", "rich_text")(self)
+        return found
+
+    def _repr_html_(self) -> str:
+        """The same for a notebook."""
+        text: str = late("fxgrad.render.findings", "html_text")(self)
+        return text

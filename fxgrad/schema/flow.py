@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from fxgrad.schema.findings import Diagnosis, Finding, NotChecked
+from fxgrad.schema.late import late as _late
 from fxgrad.schema.records import BlindSpot, Edge, ModuleCall, ModuleFlow, Node, ParameterRecord, Site
 from fxgrad.schema.values import BufferRecord, OptimizerFacts
 from fxgrad.schema.words import FrontEnd, Level, SiteKind
@@ -63,11 +63,6 @@ class EventInfo:
     values: bool = False
     loss_scale: float | None = None
     accumulating: bool | None = None
-
-
-def _late(module: str, function: str) -> Any:
-    """A function of a stage above this one, looked up when called: the data may not import who presents it."""
-    return getattr(importlib.import_module(module), function)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,13 +137,16 @@ class GradientFlow:
         return graph
 
     def to_dot(self, path: str | Path | None = None, **options: Any) -> str:
-        """Graphviz DOT text (see ``fxgrad.render.dot.PictureOptions``), also written to ``path`` if given."""
-        text: str = _late("fxgrad.render.dot", "to_dot")(self, path, **options)
+        """Graphviz DOT text (see ``fxgrad.render.dot.PictureOptions``), also written to ``path`` if given.
+
+        ``findings`` are those of this flow unless others are given (those of a series, or ``()`` for none).
+        """
+        text: str = _late("fxgrad.render.dot", "to_dot")(self, path, **self._with_findings(options))
         return text
 
     def to_svg(self, path: str | Path | None = None, **options: Any) -> str:
         """The picture as SVG text, also written to ``path`` if given; options as for ``to_dot``."""
-        text: str = _late("fxgrad.render.svg", "to_svg")(self, path, **options)
+        text: str = _late("fxgrad.render.svg", "to_svg")(self, path, **self._with_findings(options))
         return text
 
     def to_json(self, path: str | Path | None = None) -> str:
@@ -157,17 +155,21 @@ class GradientFlow:
         return text
 
     def table(self, **options: Any) -> Table:
-        """A rich table in backward order with the drops that matter marked."""
-        found: Table = _late("fxgrad.render.text", "table")(self, **options)
+        """A rich table in backward order with the drops that matter and the culprits of findings marked."""
+        found: Table = _late("fxgrad.render.text", "table")(self, **self._with_findings(options))
         return found
+
+    def _with_findings(self, options: dict[str, Any]) -> dict[str, Any]:
+        given = options.get("findings")
+        return options | {"findings": self.findings if given is None else given}
 
     def __rich__(self) -> Table:
         """What rich prints for a flow: its table."""
         return self.table()
 
     def _repr_html_(self) -> str:
-        """What a notebook shows for a flow: the picture, or the table where Graphviz is missing."""
-        text: str = _late("fxgrad.render.svg", "notebook_html")(self)
+        """What a notebook shows for a flow: the picture, or the table where Graphviz is missing, and the findings."""
+        text: str = _late("fxgrad.render.svg", "notebook_html")(self, self.diagnosis)
         return text
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 from itertools import pairwise
 
 import pytest
@@ -8,13 +9,13 @@ from rich.console import Console
 from fxgrad.errors import OptionError
 from fxgrad.render.text import summary
 from fxgrad.schema import Statistics
-from tests import flows
+from tests import diagnoses, flows
 
 
 def printed(flow, **options) -> str:
     console = Console(width=200, no_color=True)
     with console.capture() as capture:
-        console.print(flow.table(**options))
+        console.print(flow.table(**({"findings": ()} | options)))
     return capture.get()
 
 
@@ -114,3 +115,36 @@ def test_summary() -> None:
     assert "not measured: 1 no_grad_required" in text
     assert "/op0 x0.1" in text
     assert "first non-finite gradient from the loss: /inf (net.py:4)" in summary(flows.special())
+
+
+def test_a_culprit_is_marked_at_its_site() -> None:
+    found = rows(printed(flows.chain(3), findings=diagnoses.every()))
+    assert [line.split("│")[1].strip() for line in found] == ["/op2", "/op1", "<- 1 ERROR dead", "/op0"]
+    assert "findings: 1 error, 1 warning, 1 info" in printed(flows.chain(3), findings=diagnoses.every())
+    assert "<- 1 ERROR dead" in printed(flows.chain(9), findings=diagnoses.every(), limit=1)
+    assert "findings" not in printed(flows.chain(3))
+
+
+def test_of_several_outputs_the_one_that_is_blamed_is_marked() -> None:
+    flow = flows.residual()
+    sites = tuple(dataclasses.replace(s, statistics=flows.full(1.0)) for s in flow.sites)
+    flow = dataclasses.replace(flow, sites=sites)
+
+    def marked(site):
+        found = rows(printed(flow, findings=[diagnoses.dead("/chunk", site=site)]))
+        return [one.split()[1] for one, two in pairwise(found) if "<- 1" in two]
+
+    assert marked("/chunk[1]") == ["/chunk[1]"]
+    assert marked("/chunk") == marked(None) == ["/chunk[1]", "/chunk[0]"]
+
+
+def test_a_summary_has_the_first_three_findings() -> None:
+    assert "findings" not in summary(flows.chain(3))
+    lines = summary(flows.chain(3), [diagnoses.dead()] * 5).splitlines()
+    assert lines[-4] == "findings: 5 errors; the first 3:"
+    assert lines[-1].startswith("  ERROR dead at /op1")
+
+
+def test_findings_of_something_else() -> None:
+    with pytest.raises(OptionError, match=r"such as flow\.findings, or a diagnosis, but holds 'dead'"):
+        flows.chain().table(findings=["dead"])

@@ -1,0 +1,132 @@
+"""``fxgrad diagnose`` and ``run --check``: findings on the screen, in files, and as an exit code.
+
+Imports no torch, as judging a saved flow needs none.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from fxgrad.command.outputs import check_paths, replace_all
+from fxgrad.diagnosis import diagnose
+from fxgrad.errors import OptionError
+from fxgrad.render.findings import plain_text
+from fxgrad.render.findings_json import findings_json
+from fxgrad.render.sarif import Origin, to_sarif
+from fxgrad.schema import RULES, Diagnosis, GradientFlow
+from fxgrad.store import load_series
+
+__all__ = ["Format", "Judged", "Wanted", "judge", "load_flows"]
+
+Format = Literal["text", "json", "sarif"]
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What is to come of the findings.
+
+    Attributes:
+        form: how they are printed.
+        files: where to write them, in the format of each suffix.
+        fail_on: the rules whose warnings and errors count for the exit code; none for all.
+    """
+
+    form: Format = "text"
+    files: Sequence[Path] = ()
+    fail_on: Sequence[str] = ()
+
+    def check(self, taken: Sequence[Path] = ()) -> None:
+        """Find out before the work whether it makes sense; ``taken`` are the files of flows.
+
+        Raises:
+            OptionError: a file that cannot be written or holds a flow, or a rule that does not exist.
+        """
+        check_paths(self.files, tuple(_BY_SUFFIX), "--findings")
+        flows = {path.resolve() for path in taken}
+        for path in self.files:
+            if path.resolve() in flows:
+                message = f"--findings {path}: this is the file of a flow. Name another"
+                raise OptionError(message)
+        for rule in self.fail_on:
+            if rule not in RULES:
+                near = difflib.get_close_matches(rule, RULES, n=3, cutoff=0.4) or list(RULES)
+                message = f"--fail-on {rule}: there is no such rule. Use one of {', '.join(near)}"
+                raise OptionError(message)
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """Flows of one model, oldest first, and what the rules say of them."""
+
+    flows: tuple[GradientFlow, ...]
+    diagnosis: Diagnosis
+
+    def text(self, form: Format) -> str:
+        """The findings in this format, with a line's end."""
+        return _FORMS[form](self)
+
+    def write(self, files: Sequence[Path]) -> None:
+        """Write each file in the format of its suffix, when all of them are ready.
+
+        Raises:
+            OptionError: a file cannot be written.
+        """
+        replace_all({path: self.text(_BY_SUFFIX[path.suffix]) for path in files}, "--findings")
+
+    def fails(self, rules: Sequence[str] = ()) -> bool:
+        """Whether there is a warning or an error; with ``rules``, one of these, be it explained by another or not."""
+        if not rules:
+            return not self.diagnosis.healthy
+        found = [one for finding in self.diagnosis.findings for one in (finding, *finding.explained)]
+        return any(one.rule in rules and one.severity != "info" for one in found)
+
+    def unanswered(self, rules: Sequence[str]) -> list[str]:
+        """A line for each of these rules that could not be checked, so that its silence is not taken for health."""
+        lacking = {one.rule: one.reason for one in self.diagnosis.not_checked}
+        return [f"--fail-on {rule}: was not checked: {lacking[rule]}" for rule in rules if rule in lacking]
+
+
+def judge(flows: Sequence[GradientFlow]) -> Judged:
+    """What the rules say of one flow, or of a series."""
+    series = tuple(flows)
+    return Judged(series, diagnose(series[0] if len(series) == 1 else series))
+
+
+def load_flows(paths: Sequence[Path]) -> tuple[GradientFlow, ...]:
+    """The flows of all files, in the order of the files; each is one flow or a saved series.
+
+    Raises:
+        FlowFileError: a file holds no flow.
+        OptionError: the flows are of different models.
+    """
+    flows = tuple(flow for path in paths for flow in load_series(path))
+    models = list(dict.fromkeys(flow.capture.model for flow in flows))
+    if len(models) > 1:
+        message = (
+            f"{', '.join(map(str, paths))}: these are flows of different models ({', '.join(models)}), and no series. "
+            "Diagnose them one by one"
+        )
+        raise OptionError(message)
+    return flows
+
+
+def _origin(flow: GradientFlow) -> Origin:
+    """Lines for findings that have none: of the node that uses a parameter, or of the model's last operation."""
+    known = [node for node in flow.nodes if node.source]
+    parameters: dict[str, str] = {}
+    for node in known:
+        for name in node.parameters:
+            parameters.setdefault(name, node.source or "")
+    return Origin(parameters=parameters, model=known[-1].source if known else None, category=flow.capture.model)
+
+
+_FORMS: Mapping[Format, Callable[[Judged], str]] = {
+    "text": lambda judged: plain_text(judged.diagnosis) + "\n",
+    "json": lambda judged: findings_json(judged.diagnosis),
+    "sarif": lambda judged: to_sarif(judged.diagnosis, _origin(judged.flows[-1])),
+}
+_BY_SUFFIX: Mapping[str, Format] = {".txt": "text", ".json": "json", ".sarif": "sarif"}
