@@ -1,6 +1,6 @@
 """Stock models at random initialisation with a plain loss are healthy: no warning, no error.
 
-``-m sweep`` runs all of them (about 10 minutes on 2 cores); a sample runs always.
+``-m sweep`` runs all of them, which takes long (some models have over 600 million parameters); a sample runs always.
 """
 
 from __future__ import annotations
