@@ -6,9 +6,10 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from statistics import median
 
-from fxgrad.diagnosis.kinds import WEIGHTED
+from fxgrad.diagnosis.kinds import NORMS, WEIGHTED
 from fxgrad.diagnosis.rule import Draft, Evidence, number
 from fxgrad.diagnosis.view import FlowView, decades
 from fxgrad.diagnosis.weights import throttled
@@ -17,6 +18,7 @@ from fxgrad.schema import Finding
 _CHAIN = 3  # weighted nodes in a row that make a side entrance a path of its own
 _RECURRENT = 2.0  # decades more that a recurrence may lose: its parameters get their gradient from the late calls
 _NORMALISES = frozenset({"normalize", "cosine_similarity"})  # their gradient at a zero vector is that of 1/eps
+_SHARE = 0.4  # of all decades: what one node must do to be blamed alone
 _INIT = 0.5  # share of tiny weights from which on they are no throttle but the initialisation
 
 
@@ -38,6 +40,7 @@ class Path:
         first, last: node keys: where it enters the model, and where parameters take it.
         total: decades from one to the other, the changes by throttles left out.
         lowest, highest: the extremes of that on the way, at nodes with parameters.
+        lowest_at, highest_at: and where they are.
     """
 
     steps: tuple[Step, ...]
@@ -46,6 +49,8 @@ class Path:
     total: float
     lowest: float
     highest: float
+    lowest_at: str
+    highest_at: str
 
 
 def paths(view: FlowView, throttle: float) -> list[Path]:
@@ -112,16 +117,16 @@ def _path(view: FlowView, way: list[str], throttle: float) -> Path | None:
     weighted = [key for key in keys if view.kinds[key] in WEIGHTED]
     if len(weighted) >= _CHAIN and len(tiny.intersection(weighted)) > _INIT * len(weighted):
         tiny -= set(weighted)
-    steps, level, lowest, highest = [], 0.0, 0.0, 0.0
+    steps, level, lowest, highest = [], 0.0, (0.0, keys[0]), (0.0, keys[0])
     for index, key in enumerate(keys):
         after = logs[index + 1] if index + 1 < len(keys) else logs[index]
         change = after - logs[index]
         exempt = key in tiny and change < 0
         steps.append(Step(key, change, exempt))
         if _takes_gradient(view, key):
-            lowest, highest = min(lowest, level), max(highest, level)
+            lowest, highest = min(lowest, (level, key)), max(highest, (level, key))
         level += 0.0 if exempt else change
-    return Path(tuple(steps), keys[0], keys[-1], level, lowest, highest)
+    return Path(tuple(steps), keys[0], keys[-1], level, lowest[0], highest[0], lowest[1], highest[1])
 
 
 def vanishing(evidence: Evidence) -> Iterable[Finding]:
@@ -144,8 +149,8 @@ def exploding(evidence: Evidence) -> Iterable[Finding]:
         if level > limits.exploding:
             severity = "error" if level > limits.exploding_error else "warning"
             found = _finding(evidence, path, ("exploding", severity), level)
-            weighted = sum(evidence.view.kinds[step.key] in WEIGHTED for step in path.steps)
-            if not found.evidence["alone"] and level < limits.depth_rate * weighted:
+            depth = sum(kind in WEIGHTED for kind in evidence.view.kinds.values())
+            if not found.evidence["alone"] and level < max(limits.exploding_chain, limits.depth_rate * depth):
                 continue  # what depth alone does: a residual stream grows a little with every block
             of_zero_rows = found.node is not None and evidence.view.kinds[found.node.key] in _NORMALISES
             yield replace(found, severity="info") if of_zero_rows else found
@@ -172,16 +177,20 @@ def _finding(evidence: Evidence, path: Path, what: tuple[str, str], level: float
     rule, severity = what
     view = evidence.view
     sign = -1.0 if rule == "vanishing" else 1.0
-    moving = [step for step in path.steps if not step.throttle]
+    end = path.lowest_at if sign < 0 else path.highest_at
+    way = list(takewhile(lambda s: s.key != end, path.steps))
+    moving = [step for step in way if not step.throttle]
     step = max(moving, key=lambda s: sign * s.change)
-    alone = sign * step.change > max(evidence.thresholds.own_drop, 0.4 * abs(level))
+    # A normalisation gains what the operation before it has lost, unless that is out of all proportion.
+    own = evidence.thresholds.scale_break if view.kinds[step.key] in NORMS else evidence.thresholds.own_drop
+    alone = sign * step.change > max(own, _SHARE * abs(level))
     if not alone:
         step = _of_the_guilty_kind(view, moving, sign)
-    rate = 10 ** (path.total / max(1, sum(view.kinds[s.key] in WEIGHTED for s in path.steps)))
+    rate = 10 ** (level / max(1, sum(view.kinds[s.key] in WEIGHTED for s in way)))
     verb = "falls" if sign < 0 else "grows"
     message = (
         f"gradient l2 norm {verb} by {abs(level):.1f} decades from {view.source_words(path.first)} to "
-        f"{view.source_words(path.last)}"
+        f"{view.source_words(end)}"
     )
     if alone:
         message += f"; {number(10**step.change)}x of it at {view.source_words(step.key)}"

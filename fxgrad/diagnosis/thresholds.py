@@ -16,6 +16,7 @@ class Thresholds:
         exploding, exploding_error: decades that it may gain.
         depth_rate: decades per linear or convolution that a chain may gain whatever its length: a deep residual stream
             grows a little with every block.
+        exploding_chain: the same where no node does it alone.
         own_drop: decades that one node must lose or gain by itself to be blamed alone.
         scale_break: decades by which one scaling operation may change the gradient.
         throttle: ``rms(weight) * sqrt(fan_in)`` below which a weight is small on purpose (zero-initialised heads,
@@ -49,6 +50,7 @@ class Thresholds:
     exploding: float = 3.0
     exploding_error: float = 5.0
     depth_rate: float = 0.045
+    exploding_chain: float = 3.9
     own_drop: float = 1.0
     scale_break: float = 3.0
     throttle: float = 0.1
@@ -64,7 +66,7 @@ class Thresholds:
     softmax_mass: float = 0.9
     softmax_gain: float = 0.05
     clamp_slope: float = 0.01
-    clamp_gain: float = 0.01
+    clamp_gain: float = 0.2
     starved: float = 1e-4
     starved_steps: int = 100
     underflow: float = 0.5

@@ -77,6 +77,9 @@ def judge(program: Program, seed: int, form: Form) -> Verdict:
     built = program.build(seed)
     torch.manual_seed(seed)
     diagnosis = one_shot(built) if form == "one_shot" else history(built)
+    broken = [one for one in diagnosis.not_checked if one.reason.startswith("the rule raised")]
+    if broken:
+        raise AssertionError(broken)
     alarms = [finding for finding in diagnosis.findings if finding.severity != "info"]
     allowed = [f for f in diagnosis.findings if program.info_ok and f.rule in program.expect]
     first = (alarms or allowed or [None])[0]
