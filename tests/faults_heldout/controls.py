@@ -12,7 +12,17 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.utils.checkpoint import checkpoint
 
 from tests.faults_heldout.nets import (
-    GCN, GPT, Highway, HyperNet, MoE, ResNet, UNet, adjacency, image, lm, tokens,
+    GCN,
+    GPT,
+    Highway,
+    HyperNet,
+    MoE,
+    ResNet,
+    UNet,
+    adjacency,
+    image,
+    lm,
+    tokens,
 )
 from tests.faults_heldout.program import Case, healthy, scalar
 from tests.faults_heldout.seeded import ce, sq
@@ -169,7 +179,7 @@ def gru_seq2seq_attention() -> Case:
         def forward(self, s: Tensor, t: Tensor) -> Tensor:
             mem, h = self.enc(self.src(s))
             h, outs = h[0], []
-            mask = (s == 0)
+            mask = s == 0
             for k in range(t.shape[1]):
                 score = (self.key(mem) @ h[..., None])[..., 0].masked_fill(mask, float("-inf"))
                 ctx = (score.softmax(-1)[:, None] @ mem)[:, 0]
@@ -204,7 +214,11 @@ def vae() -> Case:
     class M(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.enc, self.mu, self.lv = nn.Sequential(nn.Linear(20, 32), nn.ReLU()), nn.Linear(32, 4), nn.Linear(32, 4)
+            self.enc, self.mu, self.lv = (
+                nn.Sequential(nn.Linear(20, 32), nn.ReLU()),
+                nn.Linear(32, 4),
+                nn.Linear(32, 4),
+            )
             self.dec = nn.Sequential(nn.Linear(4, 32), nn.ReLU(), nn.Linear(32, 20))
 
         def forward(self, x: Tensor) -> Tensor:
@@ -238,7 +252,9 @@ def gan_critic_detaches_fakes() -> Case:
         def __init__(self) -> None:
             super().__init__()
             self.g = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 16)).requires_grad_(False)
-            self.d = nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(16, 32)), nn.LeakyReLU(0.2), nn.Linear(32, 1))
+            self.d = nn.Sequential(
+                nn.utils.parametrizations.spectral_norm(nn.Linear(16, 32)), nn.LeakyReLU(0.2), nn.Linear(32, 1)
+            )
 
         def forward(self, z: Tensor, real: Tensor) -> Tensor:
             fake = self.g(z).detach()
@@ -296,10 +312,16 @@ def contrastive_clip_scale() -> Case:
     class M(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.a, self.b, self.scale = nn.Linear(12, 16), nn.Linear(9, 16), nn.Parameter(torch.tensor(math.log(1 / 0.07)))
+            self.a, self.b, self.scale = (
+                nn.Linear(12, 16),
+                nn.Linear(9, 16),
+                nn.Parameter(torch.tensor(math.log(1 / 0.07))),
+            )
 
         def forward(self, x: Tensor, y: Tensor) -> Tensor:
-            logits = self.scale.exp().clamp(max=100) * F.normalize(self.a(x), dim=-1) @ F.normalize(self.b(y), dim=-1).t()
+            logits = (
+                self.scale.exp().clamp(max=100) * F.normalize(self.a(x), dim=-1) @ F.normalize(self.b(y), dim=-1).t()
+            )
             t = torch.arange(len(x))
             return (F.cross_entropy(logits, t) + F.cross_entropy(logits.t(), t)) / 2
 
@@ -311,7 +333,9 @@ def detection_head_focal_masks() -> Case:
     class M(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.body = nn.Sequential(nn.Conv2d(3, 16, 3, 2, 1), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 32, 3, 2, 1), nn.ReLU())
+            self.body = nn.Sequential(
+                nn.Conv2d(3, 16, 3, 2, 1), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 32, 3, 2, 1), nn.ReLU()
+            )
             self.cls, self.box = nn.Conv2d(32, 6, 3, padding=1), nn.Conv2d(32, 4, 3, padding=1)
             nn.init.constant_(self.cls.bias, -4.6)
             nn.init.normal_(self.cls.weight, std=0.01)
@@ -323,7 +347,9 @@ def detection_head_focal_masks() -> Case:
             p = torch.sigmoid(c)
             ce = F.binary_cross_entropy_with_logits(c, target, reduction="none")
             focal = (0.25 * (1 - (p * target + (1 - p) * (1 - target))) ** 2 * ce).sum()
-            return (focal + F.smooth_l1_loss(b, torch.ones_like(b), reduction="none").mul(pos).sum()) / pos.sum().clamp(min=1)
+            return (
+                focal + F.smooth_l1_loss(b, torch.ones_like(b), reduction="none").mul(pos).sum()
+            ) / pos.sum().clamp(min=1)
 
     target = torch.zeros(2, 6, 8, 8)
     target[:, 1, 3, 4] = 1
@@ -336,7 +362,10 @@ class Lora(nn.Module):
     def __init__(self, base: nn.Linear, r: int = 4) -> None:
         super().__init__()
         self.base = base.requires_grad_(False)
-        self.a, self.b = nn.Parameter(torch.randn(r, base.in_features) * 0.02), nn.Parameter(torch.zeros(base.out_features, r))
+        self.a, self.b = (
+            nn.Parameter(torch.randn(r, base.in_features) * 0.02),
+            nn.Parameter(torch.zeros(base.out_features, r)),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return self.base(x) + 2 * (x @ self.a.t()) @ self.b.t()
@@ -444,7 +473,12 @@ def selective_scan() -> Case:
     class M(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.inp, self.dt, self.bc, self.out = nn.Linear(8, 16), nn.Linear(16, 16), nn.Linear(16, 16), nn.Linear(16, 8)
+            self.inp, self.dt, self.bc, self.out = (
+                nn.Linear(8, 16),
+                nn.Linear(16, 16),
+                nn.Linear(16, 16),
+                nn.Linear(16, 8),
+            )
             self.log_a = nn.Parameter(torch.arange(1, 9.0).log().repeat(16, 1))
 
         def forward(self, x: Tensor) -> Tensor:
@@ -485,7 +519,9 @@ def capsules_routing() -> Case:
             return n / (1 + n) * s / (n + 1e-8).sqrt()
 
     hot = F.one_hot(torch.randint(0, 4, (3,)), 4).float()
-    return Case(M(), (image(3),), lambda v: (hot * F.relu(0.9 - v) ** 2 + 0.5 * (1 - hot) * F.relu(v - 0.1) ** 2).sum(1).mean())
+    return Case(
+        M(), (image(3),), lambda v: (hot * F.relu(0.9 - v) ** 2 + 0.5 * (1 - hot) * F.relu(v - 0.1) ** 2).sum(1).mean()
+    )
 
 
 @healthy()
@@ -501,8 +537,11 @@ def siren() -> Case:
             return torch.sin(30 * self.lin(x))
 
     y = torch.rand(64, 3)
-    return Case(nn.Sequential(Sine(2, 48, True), Sine(48, 48), Sine(48, 48), Sine(48, 48), nn.Linear(48, 3)),
-                (torch.rand(64, 2) * 2 - 1,), lambda o: F.mse_loss(o, y))
+    return Case(
+        nn.Sequential(Sine(2, 48, True), Sine(48, 48), Sine(48, 48), Sine(48, 48), nn.Linear(48, 3)),
+        (torch.rand(64, 2) * 2 - 1,),
+        lambda o: F.mse_loss(o, y),
+    )
 
 
 @healthy()
@@ -531,13 +570,20 @@ def tabular_embeddings() -> Case:
         def __init__(self) -> None:
             super().__init__()
             self.embs = nn.ModuleList(nn.Embedding(n, 4) for n in (7, 300, 12))
-            self.bn, self.net = nn.BatchNorm1d(5), nn.Sequential(nn.Linear(17, 32), nn.ReLU(), nn.Dropout(0.5), nn.Linear(32, 1))
+            self.bn, self.net = (
+                nn.BatchNorm1d(5),
+                nn.Sequential(nn.Linear(17, 32), nn.ReLU(), nn.Dropout(0.5), nn.Linear(32, 1)),
+            )
 
         def forward(self, c: Tensor, x: Tensor) -> Tensor:
             return self.net(torch.cat([*(e(c[:, i]) for i, e in enumerate(self.embs)), self.bn(x)], 1))
 
     y = torch.randint(0, 2, (32, 1)).float()
-    return Case(M(), (torch.randint(0, 7, (32, 3)), torch.randn(32, 5) * 1000), lambda o: F.binary_cross_entropy_with_logits(o, y))
+    return Case(
+        M(),
+        (torch.randint(0, 7, (32, 3)), torch.randn(32, 5) * 1000),
+        lambda o: F.binary_cross_entropy_with_logits(o, y),
+    )
 
 
 @healthy()
@@ -554,7 +600,11 @@ def actor_critic_masks() -> Case:
             dist = torch.distributions.Categorical(logits=self.pi(h).masked_fill(~legal, float("-1e9")))
             v = self.v(h)[:, 0]
             a = dist.probs.detach().argmax(-1)
-            return -(dist.log_prob(a) * (ret - v.detach())).mean() + 0.5 * F.mse_loss(v, ret) - 0.01 * dist.entropy().mean()
+            return (
+                -(dist.log_prob(a) * (ret - v.detach())).mean()
+                + 0.5 * F.mse_loss(v, ret)
+                - 0.01 * dist.entropy().mean()
+            )
 
     legal = torch.rand(32, 5) > 0.4
     legal[:, 0] = True
@@ -581,13 +631,21 @@ def ctc_speech() -> Case:
     class M(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.conv, self.rnn, self.out = nn.Conv1d(8, 16, 3, padding=1), nn.GRU(16, 16, batch_first=True, bidirectional=True), nn.Linear(32, 6)
+            self.conv, self.rnn, self.out = (
+                nn.Conv1d(8, 16, 3, padding=1),
+                nn.GRU(16, 16, batch_first=True, bidirectional=True),
+                nn.Linear(32, 6),
+            )
 
         def forward(self, x: Tensor) -> Tensor:
             return self.out(self.rnn(F.relu(self.conv(x)).transpose(1, 2))[0]).log_softmax(-1).transpose(0, 1)
 
     y = torch.randint(1, 6, (3, 5))
-    return Case(M(), (torch.randn(3, 8, 20),), lambda o: F.ctc_loss(o, y, torch.tensor([20, 18, 15]), torch.tensor([5, 4, 2]), zero_infinity=True))
+    return Case(
+        M(),
+        (torch.randn(3, 8, 20),),
+        lambda o: F.ctc_loss(o, y, torch.tensor([20, 18, 15]), torch.tensor([5, 4, 2]), zero_infinity=True),
+    )
 
 
 @healthy()
@@ -677,7 +735,10 @@ def weight_norm_wavenet() -> Case:
 
 @healthy()
 def orthogonal_parametrization() -> Case:
-    m = nn.Sequential(*[x for _ in range(20) for x in (nn.utils.parametrizations.orthogonal(nn.Linear(16, 16)), nn.Tanh())], nn.Linear(16, 3))
+    m = nn.Sequential(
+        *[x for _ in range(20) for x in (nn.utils.parametrizations.orthogonal(nn.Linear(16, 16)), nn.Tanh())],
+        nn.Linear(16, 3),
+    )
     return Case(m, (torch.randn(8, 16),), ce(8, 3))
 
 
@@ -691,7 +752,15 @@ def torch_transformer() -> Case:
 
         def forward(self, s: Tensor, t: Tensor) -> Tensor:
             mask = self.t.generate_square_subsequent_mask(t.shape[1])
-            return self.out(self.t(self.emb(s), self.emb(t), tgt_mask=mask, src_key_padding_mask=torch.zeros(s.shape).masked_fill(s == 0, float("-inf")), tgt_is_causal=True))
+            return self.out(
+                self.t(
+                    self.emb(s),
+                    self.emb(t),
+                    tgt_mask=mask,
+                    src_key_padding_mask=torch.zeros(s.shape).masked_fill(s == 0, float("-inf")),
+                    tgt_is_causal=True,
+                )
+            )
 
     s, t = torch.randint(1, 20, (3, 7)), torch.randint(1, 20, (3, 6))
     s[1, 4:] = 0
@@ -703,9 +772,15 @@ def vit_layer_scale() -> Case:
     class M(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.patch, self.cls, self.pos = nn.Conv2d(3, 32, 5, 5), nn.Parameter(torch.zeros(1, 1, 32)), nn.Parameter(torch.randn(1, 17, 32) * 0.02)
+            self.patch, self.cls, self.pos = (
+                nn.Conv2d(3, 32, 5, 5),
+                nn.Parameter(torch.zeros(1, 1, 32)),
+                nn.Parameter(torch.randn(1, 17, 32) * 0.02),
+            )
             self.attn = nn.ModuleList(nn.MultiheadAttention(32, 4, batch_first=True) for _ in range(4))
-            self.mlp = nn.ModuleList(nn.Sequential(nn.LayerNorm(32), nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32)) for _ in range(4))
+            self.mlp = nn.ModuleList(
+                nn.Sequential(nn.LayerNorm(32), nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32)) for _ in range(4)
+            )
             self.norms = nn.ModuleList(nn.LayerNorm(32) for _ in range(4))
             self.g = nn.ParameterList(nn.Parameter(torch.full((32,), 1e-6)) for _ in range(8))
             self.norm, self.head = nn.LayerNorm(32), nn.Linear(32, 5)
@@ -728,7 +803,10 @@ def swin_shifted_windows() -> Case:
         def __init__(self) -> None:
             super().__init__()
             self.embed, self.n = nn.Conv2d(3, 24, 2, 2), nn.LayerNorm(24)
-            self.qkv, self.proj = nn.ModuleList([nn.Linear(24, 72) for _ in range(4)]), nn.ModuleList([nn.Linear(24, 24) for _ in range(4)])
+            self.qkv, self.proj = (
+                nn.ModuleList([nn.Linear(24, 72) for _ in range(4)]),
+                nn.ModuleList([nn.Linear(24, 24) for _ in range(4)]),
+            )
             self.bias = nn.Parameter(torch.zeros(4, 3, 16, 16))
             self.head = nn.Linear(24, 5)
             for p in self.parameters():
@@ -765,7 +843,10 @@ def perceiver_latents() -> Case:
         def __init__(self) -> None:
             super().__init__()
             self.lat, self.inp = nn.Parameter(torch.randn(6, 24) * 0.02), nn.Linear(7, 24)
-            self.cross, self.self_ = nn.MultiheadAttention(24, 3, batch_first=True), nn.TransformerEncoderLayer(24, 3, 48, norm_first=True, batch_first=True)
+            self.cross, self.self_ = (
+                nn.MultiheadAttention(24, 3, batch_first=True),
+                nn.TransformerEncoderLayer(24, 3, 48, norm_first=True, batch_first=True),
+            )
             self.head = nn.Linear(24, 4)
 
         def forward(self, x: Tensor) -> Tensor:
@@ -784,7 +865,9 @@ def gin_scatter() -> Case:
         def __init__(self) -> None:
             super().__init__()
             self.emb, self.eps = nn.Embedding(6, 16), nn.Parameter(torch.zeros(3))
-            self.mlps = nn.ModuleList(nn.Sequential(nn.Linear(16, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 16)) for _ in range(3))
+            self.mlps = nn.ModuleList(
+                nn.Sequential(nn.Linear(16, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 16)) for _ in range(3)
+            )
             self.out = nn.Linear(16, 1)
 
         def forward(self, a: Tensor, e: Tensor, g: Tensor) -> Tensor:
@@ -802,7 +885,10 @@ def gat_masked() -> Case:
     class M(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.w, self.a = nn.ModuleList([nn.Linear(8, 16), nn.Linear(16, 16)]), nn.ParameterList([torch.randn(32) * 0.2 for _ in range(2)])
+            self.w, self.a = (
+                nn.ModuleList([nn.Linear(8, 16), nn.Linear(16, 16)]),
+                nn.ParameterList([torch.randn(32) * 0.2 for _ in range(2)]),
+            )
             self.out = nn.Linear(16, 3)
 
         def forward(self, x: Tensor, adj: Tensor) -> Tensor:
@@ -833,7 +919,10 @@ def byol_teacher() -> Case:
     class M(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.net, self.pred = nn.Sequential(nn.Linear(10, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 8)), nn.Linear(8, 8)
+            self.net, self.pred = (
+                nn.Sequential(nn.Linear(10, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 8)),
+                nn.Linear(8, 8),
+            )
             self.teacher = copy.deepcopy(self.net).requires_grad_(False)
 
         def forward(self, a: Tensor, b: Tensor) -> Tensor:
@@ -850,11 +939,20 @@ def simsiam_stop_gradient() -> Case:
     class M(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.net, self.pred = nn.Sequential(nn.Linear(10, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 8)), nn.Linear(8, 8)
+            self.net, self.pred = (
+                nn.Sequential(nn.Linear(10, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 8)),
+                nn.Linear(8, 8),
+            )
 
         def forward(self, a: Tensor, b: Tensor) -> Tensor:
             u, v = self.net(a), self.net(b)
-            return -(F.cosine_similarity(self.pred(u), v.detach()).mean() + F.cosine_similarity(self.pred(v), u.detach()).mean()) / 2
+            return (
+                -(
+                    F.cosine_similarity(self.pred(u), v.detach()).mean()
+                    + F.cosine_similarity(self.pred(v), u.detach()).mean()
+                )
+                / 2
+            )
 
     return Case(M(), (torch.randn(32, 10), torch.randn(32, 10)))
 
@@ -897,27 +995,50 @@ def prenorm_residual_sixty() -> Case:
         def forward(self, x: Tensor) -> Tensor:
             return x + self.b(F.gelu(self.a(self.n(x))))
 
-    return Case(nn.Sequential(nn.Linear(8, 24), *[B() for _ in range(60)], nn.LayerNorm(24), nn.Linear(24, 3)), (torch.randn(8, 8),), ce(8, 3))
+    return Case(
+        nn.Sequential(nn.Linear(8, 24), *[B() for _ in range(60)], nn.LayerNorm(24), nn.Linear(24, 3)),
+        (torch.randn(8, 8),),
+        ce(8, 3),
+    )
 
 
 @healthy("trained")
 def linear_fit_converged() -> Case:
     x = torch.randn(64, 6)
     y = x @ torch.randn(6, 1) + 0.5
-    return Case(trained(Case(nn.Linear(6, 1), (x,), lambda o: F.mse_loss(o, y)), 1500, 0.02).model, (x,), lambda o: F.mse_loss(o, y), trains=False)
+    return Case(
+        trained(Case(nn.Linear(6, 1), (x,), lambda o: F.mse_loss(o, y)), 1500, 0.02).model,
+        (x,),
+        lambda o: F.mse_loss(o, y),
+        trains=False,
+    )
 
 
 @healthy("trained")
 def classifier_converged() -> Case:
     x, y = torch.randn(32, 10), torch.randint(0, 3, (32,))
     m = nn.Sequential(nn.Linear(10, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 3))
-    return Case(trained(Case(m, (x,), lambda o: F.cross_entropy(o, y)), 400).model, (x,), lambda o: F.cross_entropy(o, y), trains=False)
+    return Case(
+        trained(Case(m, (x,), lambda o: F.cross_entropy(o, y)), 400).model,
+        (x,),
+        lambda o: F.cross_entropy(o, y),
+        trains=False,
+    )
 
 
 @healthy("trained")
 def autoencoder_trained_relu() -> Case:
     x = torch.rand(64, 20)
-    m = nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 4), nn.ReLU(), nn.Linear(4, 64), nn.ReLU(), nn.Linear(64, 20), nn.Sigmoid())
+    m = nn.Sequential(
+        nn.Linear(20, 64),
+        nn.ReLU(),
+        nn.Linear(64, 4),
+        nn.ReLU(),
+        nn.Linear(4, 64),
+        nn.ReLU(),
+        nn.Linear(64, 20),
+        nn.Sigmoid(),
+    )
     return trained(Case(m, (x,), lambda o: F.binary_cross_entropy(o, x)), 200)
 
 
@@ -943,7 +1064,15 @@ def mlp_single_sample() -> Case:
 
 @healthy()
 def dropout_ninety() -> Case:
-    m = nn.Sequential(nn.Linear(10, 128), nn.ReLU(), nn.Dropout(0.9), nn.Linear(128, 128), nn.ReLU(), nn.Dropout(0.9), nn.Linear(128, 3))
+    m = nn.Sequential(
+        nn.Linear(10, 128),
+        nn.ReLU(),
+        nn.Dropout(0.9),
+        nn.Linear(128, 128),
+        nn.ReLU(),
+        nn.Dropout(0.9),
+        nn.Linear(128, 3),
+    )
     return Case(m, (torch.randn(16, 10),), ce(16, 3), trains=False)
 
 
@@ -972,8 +1101,19 @@ def mobile_se_hardswish() -> Case:
         def forward(self, x: Tensor) -> Tensor:
             return x * F.hardsigmoid(self.b(F.relu(self.a(x.mean((2, 3), keepdim=True)))))
 
-    m = nn.Sequential(nn.Conv2d(3, 24, 3, 2), nn.BatchNorm2d(24), nn.Hardswish(), SE(), nn.Conv2d(24, 24, 3, groups=24), nn.BatchNorm2d(24),
-                      nn.ReLU6(), SE(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(24, 4))
+    m = nn.Sequential(
+        nn.Conv2d(3, 24, 3, 2),
+        nn.BatchNorm2d(24),
+        nn.Hardswish(),
+        SE(),
+        nn.Conv2d(24, 24, 3, groups=24),
+        nn.BatchNorm2d(24),
+        nn.ReLU6(),
+        SE(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(24, 4),
+    )
     return Case(m, (image(8),), ce(8, 4))
 
 
@@ -1011,8 +1151,17 @@ def rope_rmsnorm_swiglu() -> Case:
     class B(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.n1, self.n2, self.qkv, self.o = nn.RMSNorm(32), nn.RMSNorm(32), nn.Linear(32, 96, bias=False), nn.Linear(32, 32, bias=False)
-            self.g, self.u, self.d = nn.Linear(32, 64, bias=False), nn.Linear(32, 64, bias=False), nn.Linear(64, 32, bias=False)
+            self.n1, self.n2, self.qkv, self.o = (
+                nn.RMSNorm(32),
+                nn.RMSNorm(32),
+                nn.Linear(32, 96, bias=False),
+                nn.Linear(32, 32, bias=False),
+            )
+            self.g, self.u, self.d = (
+                nn.Linear(32, 64, bias=False),
+                nn.Linear(32, 64, bias=False),
+                nn.Linear(64, 32, bias=False),
+            )
 
         def rope(self, x: Tensor) -> Tensor:
             t = torch.arange(x.shape[-2])[:, None] * 10000.0 ** (-torch.arange(4) / 4)
@@ -1102,7 +1251,11 @@ def quantile_huber_heads() -> Case:
 @healthy("series", steps=36)
 def mlp_thirty_six_steps() -> Case:
     y = torch.randint(0, 3, (32,))
-    return Case(nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 3)), (torch.randn(32, 8),), lambda o: F.cross_entropy(o, y))
+    return Case(
+        nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 3)),
+        (torch.randn(32, 8),),
+        lambda o: F.cross_entropy(o, y),
+    )
 
 
 def fresh(case: Case, step: int) -> Case:

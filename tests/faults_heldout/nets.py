@@ -75,7 +75,9 @@ class GCN(nn.Module):
 
 
 class Block(nn.Module):
-    def __init__(self, dim: int, heads: int, options: tuple[bool, bool, bool], act: Callable[[Tensor], Tensor]) -> None:
+    def __init__(
+        self, dim: int, heads: int, options: tuple[bool, bool, bool], act: Callable[[Tensor], Tensor]
+    ) -> None:
         super().__init__()
         self.residual, norm, self.post = options
         self.heads, self.act = heads, act
@@ -194,7 +196,9 @@ class BasicBlock(nn.Module):
         super().__init__()
         self.c1, self.b1 = nn.Conv2d(a, b, 3, stride, 1, bias=False), nn.BatchNorm2d(b)
         self.c2, self.b2 = nn.Conv2d(b, b, 3, 1, 1, bias=False), nn.BatchNorm2d(b)
-        self.down = nn.Sequential(nn.Conv2d(a, b, 1, stride, bias=False), nn.BatchNorm2d(b)) if stride > 1 else nn.Identity()
+        self.down = (
+            nn.Sequential(nn.Conv2d(a, b, 1, stride, bias=False), nn.BatchNorm2d(b)) if stride > 1 else nn.Identity()
+        )
         self.relu = nn.ReLU(inplace=True)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -223,7 +227,10 @@ class ResNet(nn.Module):
 class Sequence(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.cells, self.head = nn.ModuleList([nn.Linear(8, 16), nn.Linear(16, 16), nn.Linear(16, 16)]), nn.Linear(16, 2)
+        self.cells, self.head = (
+            nn.ModuleList([nn.Linear(8, 16), nn.Linear(16, 16), nn.Linear(16, 16)]),
+            nn.Linear(16, 2),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         for cell in self.cells:

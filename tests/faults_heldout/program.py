@@ -58,8 +58,11 @@ def plain_step(case: Case) -> Plain:
     case.model.zero_grad(set_to_none=True)
     loss = scalar(case, case.model(*case.args, **case.kwargs))
     loss.backward()
-    grads = {n: None if p.grad is None else p.grad.detach().to_dense().clone()
-             for n, p in case.model.named_parameters() if p.requires_grad}
+    grads = {
+        n: None if p.grad is None else p.grad.detach().to_dense().clone()
+        for n, p in case.model.named_parameters()
+        if p.requires_grad
+    }
     case.model.zero_grad(set_to_none=True)
     return Plain(float(loss.detach()), grads)
 

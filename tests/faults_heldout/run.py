@@ -73,17 +73,21 @@ def attempt(program: Program, seed: int) -> Row:
         case = program.make()
         torch.manual_seed(seed + 77)
         plain = plain_step(case)
-        row.real = plain.finite if program.group in ("healthy", "zoo") else bool(program.real is None or program.real(plain))
+        row.real = (
+            plain.finite if program.group in ("healthy", "zoo") else bool(program.real is None or program.real(plain))
+        )
         torch.manual_seed(seed + 77)
         (found, lacking), row.sites = findings(case, program)
         row.not_checked = [f"{n.rule}: {n.reason}" for n in lacking]
-        row.said = [f"{f.rule} {f.severity} {f.place} | {f.message} | {len(f.consequences)} consequences" for f in found]
+        row.said = [
+            f"{f.rule} {f.severity} {f.place} | {f.message} | {len(f.consequences)} consequences" for f in found
+        ]
         loud = [f for f in found if f.severity != "info"]
         row.alarms, row.alarm_rules = len(loud), [f.rule for f in loud]
         ours = [f for f in found if f.rule in program.rules]
         quiet = {"frozen", "starved", "unused", "symmetry", "loss_seed"} & set(program.rules)
         row.detected = bool(loud) or bool(quiet and ours)
-        first = (loud[0] if loud else ours[0] if quiet and ours else None)
+        first = loud[0] if loud else ours[0] if quiet and ours else None
         if first is not None:
             row.rule_right = first.rule in program.rules
             row.node_right = row.rule_right and fits(first, program)

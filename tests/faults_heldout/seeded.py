@@ -7,7 +7,20 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.faults_heldout.nets import (
-    GCN, GPT, Captioner, Highway, HyperNet, MoE, Plain2d, ResNet, Sequence, UNet, adjacency, image, lm, tokens,
+    GCN,
+    GPT,
+    Captioner,
+    Highway,
+    HyperNet,
+    MoE,
+    Plain2d,
+    ResNet,
+    Sequence,
+    UNet,
+    adjacency,
+    image,
+    lm,
+    tokens,
 )
 from tests.faults_heldout.program import Case, fault
 
@@ -71,7 +84,9 @@ def autocast_sigmoid_chain() -> Case:
     class M(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.net = nn.Sequential(*[x for _ in range(18) for x in (nn.Linear(32, 32), nn.Sigmoid())], nn.Linear(32, 3))
+            self.net = nn.Sequential(
+                *[x for _ in range(18) for x in (nn.Linear(32, 32), nn.Sigmoid())], nn.Linear(32, 3)
+            )
 
         def forward(self, x: Tensor) -> Tensor:
             with torch.autocast("cpu", torch.bfloat16):
@@ -130,7 +145,12 @@ def residual_branch_times_four() -> Case:
     return Case(Loud(), (torch.randn(8, 16),), lambda o: o.mean())
 
 
-@fault("exploding", "exploding", rf"cell.*{C} /.*", lambda g: g.ratio("encoder.weight", "head.weight") > 1e3 or g.norm("encoder.weight") > 1e6)
+@fault(
+    "exploding",
+    "exploding",
+    rf"cell.*{C} /.*",
+    lambda g: g.ratio("encoder.weight", "head.weight") > 1e3 or g.norm("encoder.weight") > 1e6,
+)
 def linear_rnn_radius_two() -> Case:
     m = Captioner(gain=2.5, act=False)
     return Case(m, (torch.randn(4, 12),), lambda o: o.mean())
@@ -218,7 +238,12 @@ def conv_bias_minus_fifty() -> Case:
     return Case(m, (image(4),), ce(4, 6))
 
 
-@fault("dead", "dead", r"features\.3", lambda g: bool((g.grads["features.2.weight"].flatten(1).norm(dim=1) == 0).float().mean() > 0.7))
+@fault(
+    "dead",
+    "dead",
+    r"features\.3",
+    lambda g: bool((g.grads["features.2.weight"].flatten(1).norm(dim=1) == 0).float().mean() > 0.7),
+)
 def most_channels_dead() -> Case:
     m = Plain2d(5, he=True)
     with torch.no_grad():
@@ -361,7 +386,9 @@ def image_clamped_outside() -> Case:
 
 @fault("zero", "zero", "2", lambda g: g.norm("0.weight") == 0)
 def dropout_of_everything() -> Case:
-    return Case(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Dropout(1.0), nn.Linear(16, 3)), (torch.randn(8, 8),), ce(8, 3))
+    return Case(
+        nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Dropout(1.0), nn.Linear(16, 3)), (torch.randn(8, 8),), ce(8, 3)
+    )
 
 
 @fault("zero", "zero", "/trunc /long /to /ceil", lambda g: g.norm("a.weight") == 0)
@@ -513,7 +540,10 @@ def features_under_no_grad() -> Case:
     class M(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.backbone, self.head = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3)), nn.Linear(8, 3)
+            self.backbone, self.head = (
+                nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3)),
+                nn.Linear(8, 3),
+            )
 
         def forward(self, x: Tensor) -> Tensor:
             with torch.no_grad():
@@ -693,7 +723,13 @@ def half_mlp_unscaled() -> Case:
 
 @fault("underflow", "underflow", r".* outside.*", lambda g: float((g.grads["0.weight"] == 0).float().mean()) > 0.7)
 def half_conv_loss_over_pixels() -> Case:
-    m = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.SiLU(), nn.Conv2d(8, 8, 3, padding=1), nn.SiLU(), nn.Conv2d(8, 3, 3, padding=1)).half()
+    m = nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1),
+        nn.SiLU(),
+        nn.Conv2d(8, 8, 3, padding=1),
+        nn.SiLU(),
+        nn.Conv2d(8, 3, 3, padding=1),
+    ).half()
     y = torch.randn(4, 3, 32, 32)
     return Case(m, (image(4, 32).half(),), lambda o: ((o.float() - y) ** 2).mean() * 2e-5)
 
@@ -719,7 +755,9 @@ def louder(case: Case, step: int) -> Case:
 @fault("spike", "spike", r".*", lambda g: g.finite, steps=36, each=louder)
 def one_batch_thousand_times_larger() -> Case:
     y = torch.randn(32, 2)
-    return Case(nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 2)), (torch.randn(32, 8),), lambda o: F.mse_loss(o, y))
+    return Case(
+        nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 2)), (torch.randn(32, 8),), lambda o: F.mse_loss(o, y)
+    )
 
 
 def jolt(case: Case, step: int) -> Case:

@@ -154,7 +154,12 @@ class Bad(torch.autograd.Function):
 
 
 K = r"(#\d+)?"
-trap("siamese_same_pair", lambda h: torch.sqrt(((h - h.flip(0).flip(0)) ** 2).sum(-1, keepdim=True)) + h, "/sqrt", "backward")
+trap(
+    "siamese_same_pair",
+    lambda h: torch.sqrt(((h - h.flip(0).flip(0)) ** 2).sum(-1, keepdim=True)) + h,
+    "/sqrt",
+    "backward",
+)
 trap("minibatch_stddev_one", stddev_channel, "/sqrt", "backward", rows=1)
 trap("rmsnorm_no_eps", lambda h: (lambda x: x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True)))(pad(h)), "/rsqrt")
 trap("log_of_hard_softmax", lambda h: (h * 4000).softmax(-1).log(), "/log")
@@ -182,15 +187,37 @@ trap("squashed_gaussian", lambda h: torch.log(1 - torch.tanh(h * 60 + 40) ** 2) 
 trap("erfinv_edge", lambda h: torch.erfinv((h * 50).clamp(-1, 1)), "/erfinv")
 trap("logit_edge", lambda h: torch.logit(torch.sigmoid(h * 500)), "/logit")
 trap("lgamma_zero", lambda h: torch.lgamma(F.relu(h)), "/lgamma")
-trap("inverse_square", lambda h: (1 / (h * 1e-15) ** 2) * 1e-30, r"/(true)?div|/reciprocal|/rsub|/rdiv|/rtruediv|/pow", "backward")
-trap("cosine_by_hand", lambda h: (lambda a: (a * h).sum(-1, keepdim=True) / (a.norm(dim=-1, keepdim=True) * h.norm(dim=-1, keepdim=True)))(pad(h)) + h, "/(true)?div")
+trap(
+    "inverse_square",
+    lambda h: (1 / (h * 1e-15) ** 2) * 1e-30,
+    r"/(true)?div|/reciprocal|/rsub|/rdiv|/rtruediv|/pow",
+    "backward",
+)
+trap(
+    "cosine_by_hand",
+    lambda h: (
+        (lambda a: (a * h).sum(-1, keepdim=True) / (a.norm(dim=-1, keepdim=True) * h.norm(dim=-1, keepdim=True)))(
+            pad(h)
+        )
+        + h
+    ),
+    "/(true)?div",
+)
 trap("custom_backward", lambda h: Bad.apply(h), r".*Bad.*|.*apply.*", "backward")
 trap("group_norm_eps0", lambda h: F.group_norm(h[..., None] * 0 + 1, 2, eps=0.0)[..., 0] + h, "/group_norm")
 trap("direction_of_zero", lambda h: pad(h) / pad(h).norm(dim=-1, keepdim=True), "/(true)?div")
-trap("dice_empty", lambda h: 2 * F.relu(h - 1e3).sum(-1, keepdim=True) / (F.relu(h - 1e3).sum(-1, keepdim=True) + torch.zeros(1)) + h, "/(true)?div")
+trap(
+    "dice_empty",
+    lambda h: 2 * F.relu(h - 1e3).sum(-1, keepdim=True) / (F.relu(h - 1e3).sum(-1, keepdim=True) + torch.zeros(1)) + h,
+    "/(true)?div",
+)
 trap("nerf_log_alpha", lambda h: torch.cumsum(torch.log(1 - torch.sigmoid(h * 300).round() * 1.0 + h * 0), -1), "/log")
 trap("softmax_temperature_zero", lambda h: torch.softmax(h / (h.detach() * 0), -1), "/(true)?div")
-trap("sqrt_negative", lambda h: torch.sqrt(h.pow(2).mean(-1, keepdim=True) - h.abs().amax(-1, keepdim=True) ** 2), "/sqrt")
+trap(
+    "sqrt_negative",
+    lambda h: torch.sqrt(h.pow(2).mean(-1, keepdim=True) - h.abs().amax(-1, keepdim=True) ** 2),
+    "/sqrt",
+)
 trap("fmod_zero", lambda h: torch.fmod(h, torch.zeros(1)), "/fmod|/remainder")
 
 
@@ -256,26 +283,40 @@ def inf_pixel() -> Case:
 def nan_target() -> Case:
     y = torch.randn(8, 2)
     y[1, 0] = float("nan")
-    return Case(nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2)), (torch.randn(8, 4),), lambda o: F.mse_loss(o, y))
+    return Case(
+        nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2)), (torch.randn(8, 4),), lambda o: F.mse_loss(o, y)
+    )
 
 
 @fault("loss", "nonfinite loss_seed", "outside.*", bad, "trap")
 def loss_over_no_tokens() -> Case:
     mask = torch.zeros(8)
-    return Case(nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2)), (torch.randn(8, 4),),
-                lambda o: (o.pow(2).sum(-1) * mask).sum() / mask.sum())
+    return Case(
+        nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2)),
+        (torch.randn(8, 4),),
+        lambda o: (o.pow(2).sum(-1) * mask).sum() / mask.sum(),
+    )
 
 
 @fault("loss", "nonfinite loss_seed zero", "outside.*", bad, "trap")
 def all_labels_ignored() -> Case:
     y = torch.full((8,), -100)
-    return Case(nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3)), (torch.randn(8, 4),), lambda o: F.cross_entropy(o, y))
+    return Case(
+        nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3)),
+        (torch.randn(8, 4),),
+        lambda o: F.cross_entropy(o, y),
+    )
 
 
 @fault("loss", "nonfinite loss_seed", "outside.*", bad, "trap")
 def ctc_too_short() -> Case:
     def loss(o: Tensor) -> Tensor:
-        return F.ctc_loss(o.log_softmax(-1).transpose(0, 1), torch.ones(2, 9, dtype=torch.long), torch.tensor([6, 6]), torch.tensor([9, 9]))
+        return F.ctc_loss(
+            o.log_softmax(-1).transpose(0, 1),
+            torch.ones(2, 9, dtype=torch.long),
+            torch.tensor([6, 6]),
+            torch.tensor([9, 9]),
+        )
 
     return Case(nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 5)), (torch.randn(2, 6, 4),), loss)
 
