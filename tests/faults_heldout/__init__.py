@@ -3,4 +3,19 @@
 
 def load() -> None:
     """Register all programs."""
-    from tests.faults_heldout import controls, hard, seeded, traps, zoo  # noqa: F401
+    from tests.faults_heldout import (  # noqa: F401
+        controls1,
+        controls2,
+        controls3,
+        controls4,
+        controls5,
+        hard1,
+        hard2,
+        hard3,
+        seeded1,
+        seeded2,
+        seeded3,
+        traps1,
+        traps2,
+        zoo,
+    )

@@ -75,9 +75,7 @@ class GCN(nn.Module):
 
 
 class Block(nn.Module):
-    def __init__(
-        self, dim: int, heads: int, options: tuple[bool, bool, bool], act: Callable[[Tensor], Tensor]
-    ) -> None:
+    def __init__(self, dim: int, heads: int, options: tuple[bool, bool, bool], act: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
         self.residual, norm, self.post = options
         self.heads, self.act = heads, act

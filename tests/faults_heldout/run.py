@@ -148,10 +148,10 @@ def main() -> int:
             rows.append(row)
             what = complaint(row)
             if what:
-                print(f"{what}: {row.name} seed {row.seed}", *row.said[:3], sep="\n    ", flush=True)
+                print(f"{what}: {row.name} seed {row.seed}", *row.said[:3], sep="\n    ", flush=True)  # noqa: T201
             if options.json:
                 Path(options.json).write_text(json.dumps([asdict(r) for r in rows], indent=1))
-    print(table(rows))
+    print(table(rows))  # noqa: T201
     return sum(complaint(r) is not None for r in rows)
 
 

@@ -1,5 +1,7 @@
 """Library models at random initialisation, none of them classification nets of torchvision."""
 
+# ruff: noqa: E501  # a model a line
+
 from __future__ import annotations
 
 import functools
@@ -7,7 +9,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
 from tests.faults_heldout.nets import image
 from tests.faults_heldout.program import Case, Program, add
