@@ -12,7 +12,7 @@ OPEN: dict[str, str] = {
     # missed
     "reversal_with_rate_zero": "the same: the function is not on the graph",
     "reversal_with_rate_1e_minus_8": "the same: the function is not on the graph",
-    "hinge_inside_all_satisfied": "a relu that shuts off every parameter, without a cause in bias or weight: no finding",
+    "hinge_inside_all_satisfied": "a relu that shuts off every parameter, no cause in bias or weight: no finding",
     "mask_inverted": "a product that shuts off every parameter is only information",
     "relu_as_product_dead": "the same, as x * (x > 0)",
     "where_never_taken": "a condition that never holds is only information in one step; arguable",
