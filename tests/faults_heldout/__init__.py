@@ -9,6 +9,7 @@ def load() -> None:
         controls3,
         controls4,
         controls5,
+        controls6,
         hard1,
         hard2,
         hard3,

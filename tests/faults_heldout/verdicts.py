@@ -31,4 +31,9 @@ OPEN: dict[str, str] = {
     "lstm_hundred_steps": "an LSTMCell over 60 steps with a loss at the end; a warning may be right, an error is not",
     "timm_selecsls42": "batch of two: batch normalisation over few entries gains decades",
     "timm_mobileone_s0": "the same; depends on the machine's arithmetic",
+    "nan_sentinel_in_idle_buffer": "NaN in a buffer that no node takes is an error",
+    "mask_as_frozen_parameter": "-inf in a frozen parameter (a mask) is an error",
+    "inf_in_a_row_never_looked_up": "Inf in a row that the step never took is an error, though nothing is bad; arguable",
+    "one_token_sequences": "attention over a single token is an error; arguable in one step",
+    "reward_only_now_and_then": "loss_seed looks at the last step of a series only",
 }
