@@ -1,0 +1,22 @@
+"""Programs of an examiner who did not see the rules: faults, traps and healthy controls."""
+
+
+def load() -> None:
+    """Register all programs."""
+    from tests.faults_heldout import (  # noqa: F401
+        controls1,
+        controls2,
+        controls3,
+        controls4,
+        controls5,
+        controls6,
+        hard1,
+        hard2,
+        hard3,
+        seeded1,
+        seeded2,
+        seeded3,
+        traps1,
+        traps2,
+        zoo,
+    )
