@@ -51,7 +51,7 @@ def assemble(kept: Kept, loss: str, level: Level) -> GradientFlow:
         parameters=_parameters(kept, parameters, measured),
         blind_spots=(*sites.blind_spots(), *sites.blind_edges()),
         calls=plan.module_calls,
-        capture=report,
+        capture=dataclasses.replace(report, asked=plan.asked),
         event=EventInfo(
             kept.event,
             recording.number,
@@ -232,14 +232,14 @@ class _Sites:
             return "statistic_failed", "it was given no probe of its own, and then a backward pass was differentiated"
         if self.source.get(site) in self.failures:
             return "statistic_failed", self.failures[self.source[site]]
+        if not call.grad_enabled:
+            return "no_grad_region", ""
         if site not in self.recording.not_required:
             cut = self._cut_below(ref)
             if cut is not None:
                 self.cuts[ref] = cut
                 return "detached", f"all that uses it goes through {cut}"
             return ("not_reached", "") if reached else ("output_unused", "")
-        if not call.grad_enabled:
-            return "no_grad_region", ""
         if call.word in _CUTS:
             self.cuts[ref] = self.plan.nodes[ref.call].key
             return "detached", f"by {self.cuts[ref]}"

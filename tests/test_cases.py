@@ -14,13 +14,13 @@ from tests.runs import assert_same_run, plain_run
 
 NAMES = sorted(path.stem for path in (Path(__file__).parent / "cases").glob("[0-9]*.py"))
 CAPTURES = ("auto", "eager")
+pytestmark = pytest.mark.filterwarnings("ignore")  # some reports are about the very things that torch warns of
 
 
 def load(name: str) -> ModuleType:
     return importlib.import_module(f"tests.cases.{name}")
 
 
-@pytest.mark.filterwarnings("ignore")  # some reports are about the very things that torch warns of
 @pytest.mark.parametrize("name", NAMES)
 def test_the_report_is_real(name: str) -> None:
     load(name).symptom()

@@ -140,6 +140,7 @@ class Plan:
         hooked: values on which the user put a hook.
         held: values that something outside of the forward call still referred to when it had returned.
         hidden: whether differentiable code ran that no front end could see.
+        asked: whether the forward asked for the value of a tensor (``if``, ``.item()``), so that it may go another way.
         repeated: whether a later call ran the same way.
         probes: which sites need a probe (``instrumentation.plan.ProbePlan``); None until it is asked for.
     """
@@ -151,6 +152,7 @@ class Plan:
     hooked: set[Ref] = field(default_factory=set)
     held: set[Ref] = field(default_factory=set)
     hidden: bool = False
+    asked: bool = False
     repeated: bool = False
     probes: Any = None
 

@@ -21,7 +21,7 @@ from fxgrad.capture.calls import frozen, function_word, fx_op, leaf_facts, named
 from fxgrad.capture.captured import Call, ModuleSpan, Opaque, Output, ParameterRef, Plan, Ref, constant, describe_output
 from fxgrad.capture.modules import ModuleMap, Place
 from fxgrad.capture.names import METADATA, source_line
-from fxgrad.capture.recomputation import Recomputation, is_recomputed
+from fxgrad.capture.recomputation import Recomputation, is_recomputed, made_by_function
 from fxgrad.capture.values import Known, Values, names_of
 from fxgrad.structure import tensors_in
 from fxgrad.torch_private import (
@@ -34,6 +34,7 @@ from fxgrad.torch_private import (
 )
 
 _WRITES_ITEM = torch.Tensor.__setitem__
+_ASKS = frozenset({"bool", "item", "float", "int", "index", "tolist", "nonzero", "numpy", "allclose", "equal"})
 _HOOKABLE = frozenset({"register_hook", "grad_fn"})  # what a user's hook on a value begins with
 _WORDS: dict[Any, str] = {}  # of torch's functions, which live as long as the process
 
@@ -70,7 +71,7 @@ class Session(TorchFunctionMode):
         self._first_sites: list[int] = []
         self._planned: Any = recording.planned if previous is not None else None
         self.hooked: set[Ref] = set()
-        self.hidden = False
+        self.hidden = self.asked = False
         self._sequence = -1
         if getattr(recording, "rewriting", None) is not None:
             recording.partial = lambda: Plan(list(self.calls), list(self.spans), self.lost)
@@ -112,8 +113,8 @@ class Session(TorchFunctionMode):
             self._went_the_same_way(self.previous)
             self.recording.plan = self.previous
         else:
-            held = self._held_values()
-            self.recording.plan = Plan(self.calls, self.spans, self.lost, set(), self.hooked, held, self.hidden)
+            known = (self.hooked, self._held_values(), self.hidden, self.asked)
+            self.recording.plan = Plan(self.calls, self.spans, self.lost, set(), *known)
         self.recording.partial = None
 
     # ---- modules --------------------------------------------------------------------------------------------
@@ -191,6 +192,7 @@ class Session(TorchFunctionMode):
             word = _WORDS[func] = function_word(func)
         if word in _HOOKABLE:
             self._note_user_hook(args[0])
+        self.asked |= word in _ASKS
         if word in METADATA or functorch_active():
             # Wrapped tensors have no gradient of their own; what comes out of a transform is external.
             return func(*args, **kwargs)
@@ -248,7 +250,9 @@ class Session(TorchFunctionMode):
 
     def _bind(self, ref: Ref, tensor: Tensor, output: Output) -> None:
         site = -1
-        requires = tensor.requires_grad
+        # A view of what requires grad does so too where gradients are off, but gets none.  A hook on it would be kept
+        # by the tensor and never given to the autograd function that may return it, nor would the user's later ones.
+        requires = tensor.requires_grad and torch.is_grad_enabled()
         recording = self.recording
         if output.differentiable:
             site = self._sites
@@ -294,6 +298,8 @@ class Session(TorchFunctionMode):
                 self._checkpointed(tensor, known)
                 return known.ref
             return self._external(tensor, known.ref)
+        if not self.calls[known.ref.call].grad_enabled and torch.is_grad_enabled() and made_by_function(tensor):
+            return self._external(tensor, known.ref)  # a view made inside of it, which it returned
         return known.ref
 
     def _checkpointed(self, tensor: Tensor, known: Known) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from fxgrad.capture.captured import Call
@@ -30,6 +31,11 @@ def is_recomputed(tensor: Tensor) -> bool:
     """
     node = tensor.grad_fn
     return type(node).__name__ == "CheckpointFunctionBackward" and callable(getattr(node, "run_function", None))
+
+
+def made_by_function(tensor: Tensor) -> bool:
+    """Whether ``tensor`` is what a custom autograd function returned."""
+    return isinstance(tensor.grad_fn, torch.autograd.function.BackwardCFunction)
 
 
 class _Replay:

@@ -80,14 +80,14 @@ def _explains_locally(evidence: Evidence, cause: Finding, finding: Finding) -> b
         return False
     if cause.rule == "scale_break" and "constant" not in cause.evidence and here == there:
         return finding.rule == "starved"
-    before = here == there or there in evidence.view.before(here)
+    before = here == there or evidence.view.depends(here, on=there)
     if finding.rule in {"vanishing", "exploding"}:
         return here == there or (here in finding.path and cause.severity == "error")
     if finding.rule == "zero":
         return before
     if finding.rule == "dead" and cause.rule == "dead":
         # Behind a dead activation all is constant, so that half of the units have the wrong sign.
-        return cause.evidence.get("dead_fraction") == 1 and here in evidence.view.before(there)
+        return cause.evidence.get("dead_fraction") == 1 and evidence.view.depends(there, on=here)
     if finding.rule == "saturated":
-        return cause.rule == "scale_break" and there in evidence.view.behind(here)
+        return cause.rule == "scale_break" and evidence.view.depends(there, on=here)
     return finding.rule in {"starved", "underflow", "optimizer_epsilon"} and before

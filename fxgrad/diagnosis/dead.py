@@ -185,5 +185,5 @@ def _dead(evidence: Evidence, node: Node, death: Death, severity: Severity) -> F
     )
     numbers = {"dead_fraction": share, "dead_units": len(death.units), "units": death.of, "samples": death.samples}
     draft = Draft(evidence, "dead", severity, message, mend, numbers)
-    path = (node.key, *sorted(view.before(node.key), key=view.order.__getitem__, reverse=True))
+    path = view.way_back(node.key)
     return draft.at(node, units=death.units, path=path if share == 1 else (), affected=silent(view, node.key))

@@ -70,6 +70,8 @@ def diagnose(
             lacking.append(NotChecked(rule.name, str(error)))
         except Exception as error:  # noqa: BLE001  # a fault in a rule must not take the picture with it
             lacking.append(NotChecked(rule.name, f"the rule raised {type(error).__name__}: {error}"))
+    if any(rule.name == "zero" for rule in rules) and all(finding.severity == "info" for finding in found):
+        found += zeros.nothing_learnt(evidence)
     order = {rule.name: number for number, rule in enumerate(rules)}
     ranked = sorted(joined(evidence, found), key=lambda f: (_SEVERITIES[f.severity], order.get(f.rule, len(order))))
     return Diagnosis(tuple(ranked), tuple(lacking), tuple(rule.name for rule in rules))

@@ -40,7 +40,10 @@ SELECTING = frozenset({
 #: Operations that scale by a weight, a constant or another value.
 SCALING = frozenset({"linear", "conv", "matmul", "mul", "div", "bilinear"})
 #: Operations with a weight matrix whose scale is that of the init.
-WEIGHTED = frozenset({"linear", "conv", "embedding"})
+WEIGHTED = frozenset({
+    "linear", "conv", "embedding", "lstmcell", "grucell", "rnncell", "lstm", "gru", "rnn", "lstm_cell", "gru_cell",
+    "rnn_tanh_cell", "rnn_relu_cell", "rnn_tanh", "rnn_relu",
+})  # fmt: skip
 #: Activations that have units to die.
 RECTIFIERS = frozenset({"relu", "relu6", "clamp", "hardswish", "hardsigmoid"})
 NORMS = frozenset({"batch_norm", "layer_norm", "group_norm", "instance_norm", "rms_norm", "local_response_norm"})

@@ -45,6 +45,8 @@ def scale_break(evidence: Evidence) -> Iterator[Finding]:
             continue  # two values of the model's own: what one does to the other is no scale of its own
         if weight is not None and weight.requires_grad and weight.value is None:
             continue  # it may be small on purpose
+        if _within_bounds(evidence, node):
+            continue
         if gain > 1 or throttled(evidence.view, node, evidence.thresholds.throttle) is None:
             yield _break(evidence, node, gain)
 
@@ -53,6 +55,18 @@ def _factor(node: Node) -> Constant | None:
     """The number that a node multiplies or divides by."""
     names = ("args[0]", "args[1]", "kwargs['other']")
     return next((c for c in node.constants if c.argument in names and c.number), None)
+
+
+def _within_bounds(evidence: Evidence, node: Node) -> bool:
+    """Whether a product is with a value of ordinary size: a mask that is nearly all zero, one-hot targets."""
+    view = evidence.view
+    if view.kinds[node.key] != "mul" or _factor(node) is not None:
+        return False
+    passing = {edge.producer for edge, _ in view.parts(node.key)}
+    others = [view.by_id[e.producer + e.output_position].value for e in view.takes[node.key]
+              if e.producer not in passing and e.producer + e.output_position in view.by_id]  # fmt: skip
+    largest = max((value.max_abs or 0.0 for value in others if value is not None), default=None)
+    return largest is not None and abs(decades(largest)) <= evidence.thresholds.scale_break
 
 
 def _fixed(view: FlowView, node: Node) -> bool:
@@ -82,7 +96,7 @@ def _break(evidence: Evidence, node: Node, gain: float) -> Finding:
         "of healthy models stay between 0.002 and 8"
     )
     draft = Draft(evidence, "scale_break", severity, message, cause, numbers)
-    return draft.at(node, path=(node.key, *sorted(view.before(node.key), key=view.order.__getitem__, reverse=True)))
+    return draft.at(node, path=view.way_back(node.key))
 
 
 # ---- saturation --------------------------------------------------------------------------------------------------
@@ -133,7 +147,7 @@ def saturated(evidence: Evidence) -> Iterator[Finding]:
             continue
         flat = over_steps(evidence, node.key, slope)
         gain = over_steps(evidence, node.key, lambda view, key: view.gain(key))
-        if kind == "softmax" and _one_entry(evidence.view, node.key):
+        if kind == "softmax" and one_entry(evidence.view, node.key):
             continue  # ``zero`` judges it
         flattest = bounds[kind][0]
         if kind == "softmax" and not is_last(evidence.view, node.key):
@@ -142,7 +156,7 @@ def saturated(evidence: Evidence) -> Iterator[Finding]:
             yield _saturation(evidence, node, flat, gain)
 
 
-def _one_entry(view: FlowView, key: str) -> bool:
+def one_entry(view: FlowView, key: str) -> bool:
     """Whether a softmax is over single entries, so that it is 1 everywhere."""
     value = _value(view, key)
     return value is not None and value.zero_count == 0 and value.min_abs_nonzero == value.max_abs == 1.0

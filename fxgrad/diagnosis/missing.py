@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 
@@ -32,7 +33,16 @@ def _cut(view: FlowView, record: ParameterRecord) -> tuple[str, str] | None:
             if spot.reason in {"no_grad_region", "detached", "integer"}:
                 return "detached", view.function_around(key) or key
         dropped = dropped or key
-    return None if dropped is None else ("unused", dropped)
+    if dropped is None:
+        return None
+    return ("detached" if view.flow.capture.asked and _scalar_at_the_end(view, dropped) else "unused"), dropped
+
+
+def _scalar_at_the_end(view: FlowView, key: str) -> bool:
+    """Whether all that comes of a node ends in single numbers, as what is read by ``.item()`` does."""
+    ends = [k for k in (key, *view.behind(key)) if not view.users[k]]
+    sites = [site for k in ends for site in view.sites[k]]
+    return bool(sites) and all(math.prod(site.shape) == 1 for site in sites)
 
 
 def _grouped(evidence: Evidence, wanted: str) -> dict[str | None, list[ParameterRecord]]:
@@ -60,7 +70,7 @@ def detached(evidence: Evidence) -> Iterator[Finding]:
             f"no gradient reaches {listed(names)}: {view.source_words(node.key)} cuts it off; {how}", mend,
             {"parameters": len(names)},
         )  # fmt: skip
-        path = (node.key, *sorted(view.before(node.key), key=view.order.__getitem__, reverse=True))
+        path = view.way_back(node.key)
         yield draft.at(node, affected=names, path=path, confidence="exact")
 
 
@@ -73,6 +83,8 @@ def _how(view: FlowView, node: Node) -> tuple[str, str]:
         )
     if node.op == "external":
         return "its backward returns no gradient for it", "return a gradient from the backward of this function"
+    if reasons <= {"output_unused", "not_reached"}:
+        return "what comes of it is read as a Python number (.item(), float())", "keep it a tensor until the loss"
     if "no_grad_region" in reasons:
         return "it ran where gradients are switched off", "move it out of torch.no_grad() or inference_mode()"
     if "integer" in reasons:
@@ -89,7 +101,8 @@ def unused(evidence: Evidence) -> Iterator[Finding]:
     """
     view = evidence.view
     for key, records in _grouped(evidence, "unused").items():
-        idle = [r for r in records if _idle(view, r.name)] if key is None else []
+        # Where the forward asked for a value, another input may take the other way.
+        idle = [r for r in records if view.flow.capture.asked or _idle(view, r.name)] if key is None else []
         busy = [r for r in records if r not in idle]
         if busy:
             yield _unused(evidence, key, busy, idle=False)
@@ -121,7 +134,7 @@ def _number(name: str, prefix: str) -> int:
 def _in_sequence(view: FlowView, used: dict[int, set[str]]) -> bool:
     """Whether a later member takes what an earlier one made."""
     first, last = used[min(used)], used[max(used)]
-    return min(used) != max(used) and any(first & view.before(key) for key in last)
+    return min(used) != max(used) and any(view.depends(key, on=other) for key in last for other in first)
 
 
 def _unused(evidence: Evidence, key: str | None, records: list[ParameterRecord], *, idle: bool) -> Finding:
@@ -130,13 +143,13 @@ def _unused(evidence: Evidence, key: str | None, records: list[ParameterRecord],
     node = None if key is None else view.nodes[key]
     if node is None:
         message = f"{listed(names)} took no part in this forward"
-        message += ": an idle member of a list whose others did" if idle else ""
+        message += "; another input may use it (an idle member of a list, a branch that was not taken)" if idle else ""
         mend = "use the module, delete it, or freeze it (requires_grad_(False)); under data parallelism it is an error"
     elif any(site.measured for site in view.sites[node.key]):
         message = f"{view.source_words(node.key)} got a gradient, but doesn't use {listed(names)}"
         mend = "delete the parameter, or freeze it (requires_grad_(False))"
     else:
-        message = f"the result of {view.source_words(node.key)} is dropped, so that {listed(names)} get no gradient"
+        message = f"what comes of {view.source_words(node.key)} is dropped or copied: {listed(names)} get no gradient"
         mend = "use the result in the loss, delete the module, or freeze it (requires_grad_(False))"
     draft = Draft(evidence, "unused", "info" if idle else "warning", message, mend, {"parameters": len(names)})
     return draft.at(node, parameter=names[0], affected=names, confidence="exact")

@@ -18,6 +18,11 @@ _WRITES = frozenset({
     "masked_fill", "where", "full", "full_like", "new_full", "tensor", "scalar_tensor", "fill", "setitem", "index_fill",
     "nan_to_num", "pad", "masked_scatter", "zeros", "new_tensor", "index_put", "copy", "clone", "detach", "to", "float",
 })  # fmt: skip
+#: What a mask of -inf is made for.
+_TAKES_MASKS = frozenset({
+    "softmax", "log_softmax", "logsumexp", "attention", "masked_fill", "add", "sub", "where", "mul", "max", "amax",
+    "cross_entropy", "nll_loss", "logaddexp", "logcumsumexp",
+})  # fmt: skip
 #: Risky where several consumers of a value could have sent the bad part, in this order.
 _SUSPECTS = ("sqrt", "norm", "log", "div", "pow", "acos", "asin", "std", "exp", "softmax", "logsumexp", "atan2")
 
@@ -66,14 +71,15 @@ class _Origin:
 
     def findings(self) -> Iterator[Finding]:
         """All independent origins, nearest to the loss first."""
-        stored = list(self._stored())
-        if stored:
-            yield from stored
-            return
+        stored = self._stored()
+        if stored is not None:
+            yield stored
+            if stored.severity == "error":
+                return
         forward, backward = self._forward(), self._backward()
         for place in forward:
             yield self._at_forward(place)
-        explained = set().union(*({p.key} | self.view.behind(p.key) for p in forward)) if forward else set()
+        explained = set().union(*({p.key, *self.view.behind(p.key)} for p in forward)) if forward else set()
         touched = {key for key in explained if self._touched(key)}
         rest = [place for place in backward if place.key not in touched]
         harm = self._affected() or any(bad(s.statistics) for s in self.flow.sites if s.op == "placeholder")
@@ -92,11 +98,17 @@ class _Origin:
 
     # ---- what was bad before the step ----------------------------------------------------------------------------
 
-    def _stored(self) -> Iterator[Finding]:
-        names = [record.name for record in self.flow.parameters if bad(record.value)]
-        names += [b.name for b in self.flow.buffers if b.value.nan_count]
+    def _stored(self) -> Finding | None:
+        """What held NaN or Inf when the forward began; information where nothing came of it."""
+        names = [r.name for r in self.flow.parameters if r.value is not None and self._spoilt(r.value, r.requires_grad)]
+        names += [b.name for b in self.flow.buffers if self._spoilt(b.value, trained=False)]
+        takers = [node.key for node in self.flow.nodes if set(names).intersection(node.parameters)]
         if not names:
-            return
+            return None
+        if not any(self._touched(key) or self._bad_gradient(key) for key in takers):
+            draft = Draft(self.evidence, "nonfinite", "info", f"{listed(names)} holds NaN or Inf; nothing came of it",
+                          "nothing, where these entries are never used", {"parameters": len(names)})  # fmt: skip
+            return draft.at(None, view=self.view, parameter=names[0], confidence="exact")
         draft = Draft(
             self.evidence, "nonfinite", "error",
             f"{listed(names)} held NaN or Inf before this forward began; nothing in this step made it",
@@ -104,7 +116,12 @@ class _Origin:
             "was non-finite already. Restart from a checkpoint: it doesn't heal by itself.",
             {"parameters": len(names)},
         )  # fmt: skip
-        yield draft.at(None, view=self.view, parameter=names[0], affected=tuple(names), confidence="exact")
+        return draft.at(None, view=self.view, parameter=names[0], affected=tuple(names), confidence="exact")
+
+    @staticmethod
+    def _spoilt(value: Statistics, trained: bool) -> bool:  # noqa: FBT001  # of the record
+        """NaN, or Inf in what is trained: a table or mask that is never trained may hold Inf on purpose."""
+        return bool(value.nan_count or (trained and value.inf_count))
 
     # ---- the forward pass ------------------------------------------------------------------------------------------
 
@@ -126,10 +143,20 @@ class _Origin:
             for site in self.view.sites[node.key]:
                 states[site.id] = state = self._state(site, inputs)
                 if state == "bad" and "bad" not in inputs:
-                    worst = worst or _Place(node.key, site.value, "forward")
+                    worst = worst or self._blamed(node.key, site, states)
             if worst is not None:
                 origins.append(worst)
         return states, origins
+
+    def _blamed(self, key: str, site: Site, states: dict[str, _State]) -> _Place:
+        """Who made the first bad value: the node; or the origin of infinite entries that were no mask to it."""
+        masked = [k for k in self.view.before(key) if any(states.get(s.id) == "masked" for s in self.view.sites[k])]
+        if not masked or self.view.kinds[key] in _TAKES_MASKS:
+            return _Place(key, site.value, "forward")
+        emptied = next((k for k in masked if self.view.kinds[k] == "logsumexp"), None)
+        given = next((k for k in masked if self.view.nodes[k].op == "placeholder"), None)
+        source = emptied or given
+        return _Place(source or key, self.view.sites[source][0].value if source else site.value, "forward")
 
     def _state(self, site: Site, inputs: set[_State]) -> _State:
         value = site.value
@@ -146,6 +173,7 @@ class _Origin:
         kind = self.view.kinds[site.key]
         constants = [c.number for c in site.node.constants if c.number is not None]
         written = kind in _WRITES and (any(abs(c) == float("inf") for c in constants) or not self.view.takes[site.key])
+        written |= kind == "log" and self.view.blind.get(site.id) == "no_grad_required"  # of a table of 0 and 1
         return "masked" if written else "bad"
 
     def _forward(self) -> list[_Place]:
@@ -158,7 +186,7 @@ class _Origin:
         ends = {value.partition("[")[0] if value not in self.view.by_id else self.view.by_id[value].key
                 for value in out if self.states.get(value) == "bad"}  # fmt: skip
         for place in self._walk[1]:
-            behind = {place.key} | self.view.behind(place.key)
+            behind = {place.key, *self.view.behind(place.key)}
             if behind & ends or behind & hurt:
                 harmful.append(place)
         return harmful
@@ -220,7 +248,7 @@ class _Origin:
         cause = self._cause(place)
         value = place.statistics
         node = self.view.nodes[place.key]
-        given = "its inputs were finite" if self.view.takes[place.key] else "it takes no values"
+        given = self._given(place.key)
         if node.op == "placeholder":
             message = f"the model's input {node.target} holds NaN or Inf: {self._counts(value)}"
             why, mend = "", "look at the data: find the sample, and clean or skip it"
@@ -246,6 +274,13 @@ class _Origin:
                       self._numbers(place))  # fmt: skip
         return draft.at(self.view.nodes[place.key], view=self.view, path=self._path(place.key, forward=False),
                         affected=self._affected(), confidence="exact")  # fmt: skip
+
+    def _given(self, key: str) -> str:
+        """What a node took, in words."""
+        if not self.view.takes[key]:
+            return "it takes no values"
+        taken = {self.states.get(e.producer + e.output_position) for e in self.view.takes[key]}
+        return "infinite entries of its inputs were a mask" if "masked" in taken else "its inputs were finite"
 
     def _cause(self, place: _Place) -> Cause:
         sites = self.view.sites[place.key]

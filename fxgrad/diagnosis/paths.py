@@ -17,6 +17,10 @@ from fxgrad.schema import Finding
 
 _CHAIN = 3  # weighted nodes in a row that make a side entrance a path of its own
 _RECURRENT = 2.0  # decades more that a recurrence may lose: its parameters get their gradient from the late calls
+#: What hands parts of its gradient to several values: that one of them gets little is no loss of its own.
+_SHARES = frozenset(
+    {"cat", "stack", "getitem", "select", "split", "chunk", "unbind", "index_select", "gather", "narrow"}
+)
 _NORMALISES = frozenset({"normalize", "cosine_similarity"})  # their gradient at a zero vector is that of 1/eps
 _SHARE = 0.4  # of all decades: what one node must do to be blamed alone
 _INIT = 0.5  # share of tiny weights from which on they are no throttle but the initialisation
@@ -121,7 +125,7 @@ def _path(view: FlowView, way: list[str], throttle: float) -> Path | None:
     for index, key in enumerate(keys):
         after = logs[index + 1] if index + 1 < len(keys) else logs[index]
         change = after - logs[index]
-        exempt = key in tiny and change < 0
+        exempt = change < 0 and (key in tiny or view.kinds[key] in _SHARES)
         steps.append(Step(key, change, exempt))
         if _takes_gradient(view, key):
             lowest, highest = min(lowest, (level, key)), max(highest, (level, key))
@@ -137,8 +141,11 @@ def vanishing(evidence: Evidence) -> Iterable[Finding]:
     """
     limits = evidence.thresholds
     for path, level in _levels(evidence, "lowest"):
-        if level < -limits.vanishing - (_RECURRENT if _recurrent(evidence.view, path) else 0.0):
+        recurrent = _recurrent(evidence.view, path)
+        if level < -limits.vanishing - (_RECURRENT if recurrent else 0.0):
             severity = "error" if level < -limits.vanishing_error else "warning"
+            if recurrent:
+                severity = "warning" if level < -limits.vanishing_recurrent else "info"
             yield _finding(evidence, path, ("vanishing", severity), level)
 
 

@@ -98,7 +98,7 @@ def _underflow(evidence: Evidence, node: Node, share: float, *, others: int) -> 
         "bfloat16, or float32 for this operation",
         {"share": share, "largest_received": largest, "others": others},
     )  # fmt: skip
-    path = (node.key, *sorted(view.before(node.key), key=view.order.__getitem__, reverse=True))
+    path = view.way_back(node.key)
     return draft.at(node, path=path, affected=silent(view, node.key))
 
 

@@ -224,8 +224,10 @@ def loss_seed(evidence: Evidence) -> Iterator[Finding]:
     view = evidence.view
     seeds = [site for site in seeds_of(view) if site.statistics is not None and not site.statistics.nonfinite]
     if seeds and all(site.statistics is not None and site.statistics.all_zero for site in seeds):
+        alone = len(evidence.views) == 1
+        lasting = all(s.statistics is not None and s.statistics.all_zero for v in evidence.recent for s in seeds_of(v))
         draft = Draft(
-            evidence, "loss_seed", "warning",
+            evidence, "loss_seed", "warning" if alone or (evidence.several and lasting) else "info",
             f"the gradient that the loss sends to the model's output {seeds[0].id} is zero all over: nothing is learnt",
             "look at the loss: every label ignored or masked, a softmax over one class, a margin that all samples meet",
             {"outputs": len(seeds)},

@@ -13,6 +13,7 @@ class Thresholds:
         steps: flows that the history form of a rule looks at; shorter series are judged by their last flow.
         vanishing, vanishing_error: decades that a gradient may lose on its way to the parameters that lie furthest from
             the loss, for a warning and for an error.
+        vanishing_recurrent: the same over the calls of a recurrence, whose parameters get a gradient from later calls.
         exploding, exploding_error: decades that it may gain.
         depth_rate: decades per linear or convolution that a chain may gain whatever its length: a deep residual stream
             grows a little with every block.
@@ -47,10 +48,11 @@ class Thresholds:
     steps: int = 5
     vanishing: float = 4.0
     vanishing_error: float = 6.0
+    vanishing_recurrent: float = 15.0
     exploding: float = 3.0
     exploding_error: float = 5.0
     depth_rate: float = 0.045
-    exploding_chain: float = 3.9
+    exploding_chain: float = 4.3
     own_drop: float = 1.0
     scale_break: float = 3.0
     throttle: float = 0.1
@@ -59,7 +61,7 @@ class Thresholds:
     dead_caused: float = 0.25
     dead_margin: float = 6.0
     dead_samples: int = 1000
-    sigmoid_slope: float = 0.02
+    sigmoid_slope: float = 0.008
     sigmoid_gain: float = 0.03
     tanh_slope: float = 0.2
     tanh_gain: float = 0.2

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 from typing import Any
 
@@ -123,20 +123,62 @@ class FlowView:
         """Keys of the nodes whose values a node takes."""
         return (edge.producer for edge in self.takes[key])
 
-    def before(self, key: str) -> set[str]:
-        """The nodes that a node depends on, itself left out."""
-        return self._reach(key, self.producers)
+    @cached_property
+    def _ancestors(self) -> dict[str, int]:
+        """The nodes that each node depends on, as bits by their order."""
+        found: dict[str, int] = {}
+        for node in self.flow.nodes:
+            bits = 0
+            for producer in self.producers(node.key):
+                bits |= found.get(producer, 0) | 1 << self.order[producer]
+            found[node.key] = bits
+        return found
 
-    def behind(self, key: str) -> set[str]:
-        """The nodes that depend on a node, itself left out."""
-        return self._reach(key, lambda k: (edge.consumer.key for edge in self.users[k]))
+    @cached_property
+    def _descendants(self) -> dict[str, int]:
+        found: dict[str, int] = {}
+        for node in reversed(self.flow.nodes):
+            bits = 0
+            for edge in self.users[node.key]:
+                bits |= found.get(edge.consumer.key, 0) | 1 << self.order[edge.consumer.key]
+            found[node.key] = bits
+        return found
+
+    def depends(self, key: str, on: str) -> bool:
+        """Whether a node depends on another one."""
+        return bool(self._ancestors[key] >> self.order[on] & 1)
+
+    def before(self, key: str) -> list[str]:
+        """The nodes that a node depends on, itself left out, nearest to the loss first."""
+        return self._listed(self._ancestors[key])[::-1]
+
+    def behind(self, key: str) -> list[str]:
+        """The nodes that depend on a node, itself left out, in forward order."""
+        return self._listed(self._descendants[key])
+
+    def _listed(self, bits: int) -> list[str]:
+        digits = bin(bits)[:1:-1]
+        return [node.key for node, digit in zip(self.flow.nodes, digits, strict=False) if digit == "1"]
+
+    def way_back(self, key: str) -> tuple[str, ...]:
+        """A node and all that it depends on, nearest to the loss first."""
+        return (key, *self.before(key))
+
+    def separates(self, key: str) -> bool:
+        """Whether every way from the model's inputs to its output leads through a node."""
+        reached = {n.key for n in self.flow.nodes if n.op == "placeholder" and n.key != key}
+        for node in self.flow.nodes:
+            if node.key != key and any(producer in reached for producer in self.producers(node.key)):
+                reached.add(node.key)
+                if node.op == "output":
+                    return False
+        return True
 
     def function_around(self, key: str) -> str | None:
         """The result of the user's own autograd function inside of which a node ran, without gradients; else None."""
         if not self._functions or self.received(key) is not None or not self._without_gradient(key):
             return None
-        behind = self.behind(key)
-        return next((k for k in self._functions if k in behind), None)
+        return next((k for k in self._functions if self.depends(k, on=key)), None)
 
     @cached_property
     def _functions(self) -> list[str]:
@@ -146,16 +188,6 @@ class FlowView:
     def _without_gradient(self, key: str) -> bool:
         """Whether a node returned integers only, or ran where gradients are switched off."""
         return all(self.blind.get(site.id) == "no_grad_region" for site in self.sites[key])
-
-    def _reach(self, key: str, step: Callable[[str], Iterable[str]]) -> set[str]:
-        found: set[str] = set()
-        queue = [key]
-        while queue:
-            for other in step(queue.pop()):
-                if other not in found:
-                    found.add(other)
-                    queue.append(other)
-        return found
 
     @cached_property
     def owners(self) -> dict[str, list[str]]:

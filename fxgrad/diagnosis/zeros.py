@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from fxgrad.diagnosis.kinds import NORMS, PIECEWISE_CONSTANT, RECTIFIERS, SCALING, SELECTING, WEIGHTED
+from fxgrad.diagnosis.local import is_last, one_entry
 from fxgrad.diagnosis.rule import Draft, Evidence, listed
 from fxgrad.diagnosis.view import FlowView
 from fxgrad.diagnosis.weights import factor, main_weight
@@ -14,7 +15,7 @@ from fxgrad.schema import Finding, Node, ParameterRecord, Severity
 
 def silent(view: FlowView, key: str) -> tuple[str, ...]:
     """The parameters of and before a node whose gradient is exactly zero."""
-    keys = {key} | view.before(key)
+    keys = set(view.way_back(key))
     quiet = (r for r in view.flow.parameters if r.statistics is not None and r.statistics.all_zero)
     names = [r.name for r in quiet if keys.intersection(view.owners.get(r.name, ()))]
     return tuple(names)
@@ -53,11 +54,7 @@ def zero(evidence: Evidence) -> Iterator[Finding]:
                 f"exactly zero; {found.cause}",
                 found.mend, {"parameters": len(hit), "received": evidence.view.received(node.key) or 0.0},
             )  # fmt: skip
-            path = (
-                node.key,
-                *sorted(evidence.view.before(node.key), key=evidence.view.order.__getitem__, reverse=True),
-            )
-            yield draft.at(culprit, path=path, affected=hit)
+            yield draft.at(culprit, path=evidence.view.way_back(node.key), affected=hit)
     yield from _not_chosen(evidence)
 
 
@@ -96,19 +93,35 @@ def _judge(evidence: Evidence, node: Node) -> _Verdict | None:
     if kind in PIECEWISE_CONSTANT:
         mend = "pass the gradient straight through (x + (f(x) - x).detach()), or use a soft version of the operation"
         return _Verdict("error", node, f"the derivative of {kind} is zero everywhere", mend)
-    for kinds, judge in (({"mul", "div", "matmul"}, _zero_factor), (SCALING, _zero_weight), (NORMS, _zero_scale)):
+    for kinds, judge in (
+        ({"mul", "div", "matmul"}, _zero_factor),
+        (SCALING, _zero_weight),
+        (NORMS, _zero_scale),
+        ({"softmax"}, _single),
+    ):
         if kind in kinds:
             return judge(evidence, node)
     if kind in RECTIFIERS | {"relu", "sigmoid", "tanh", "gelu", "silu", "mish", "elu"} and view.flow.event.values:
         return None  # ``dead`` or ``saturated`` judges it
-    if kind == "softmax":
-        mend = "use sigmoid for a single score, or check the dimension of the softmax"
-        return _Verdict("error", node, "a softmax over single entries is 1, whatever its input", mend)
     if kind in SELECTING:
         mend = "nothing, where that branch was not chosen in this step; otherwise check what selects"
         return _Verdict("info", node, "it selected nothing of it", mend)
     mend = "look at its inputs and settings, and at its backward where it is a function of your own"
     return _Verdict("warning", node, "at these values its derivative is zero", mend)
+
+
+def _single(evidence: Evidence, node: Node) -> _Verdict | None:
+    """A softmax over single entries; by the shape of a weight always so, else it may be one short sequence."""
+    view = evidence.view
+    if view.flow.event.values and not one_entry(view, node.key):
+        return None  # ``saturated`` judges it
+    weights = [main_weight(view, view.nodes[key]) for key in view.producers(node.key) if view.kinds[key] in WEIGHTED]
+    always = is_last(view, node.key) or any(w is not None and w.shape[0] == 1 for w in weights)
+    mend = "use sigmoid for a single score, or check the dimension of the softmax"
+    if not always:
+        mend = "nothing, where this was a sequence of one entry; otherwise check the dimension of the softmax"
+    cause = "a softmax over single entries is 1, whatever its input"
+    return _Verdict("error" if always else "info", node, cause, mend)
 
 
 def _zero_scale(evidence: Evidence, node: Node) -> _Verdict | None:
@@ -144,8 +157,10 @@ def _zero_factor(evidence: Evidence, node: Node) -> _Verdict | None:
         cause = f"it multiplies by {fixed[0]}, which is zero all over and never changes"
         return _Verdict("error", node, cause, "check the mask: it shuts the branch off for good")
     mend = "nothing to mend where this is an idle branch, a gate that is shut or padding"
-    by_design = _Verdict("info", node, "the other factor is zero all over in this step", mend)
-    return by_design if view.flow.event.values else None
+    sole = view.separates(node.key)
+    verdict = _Verdict("warning" if sole else "info", node, "the other factor is zero all over in this step",
+                       "check the mask: all that the model computes goes through it" if sole else mend)  # fmt: skip
+    return verdict if view.flow.event.values else None
 
 
 def _zero_buffer(view: FlowView, name: str) -> bool:
@@ -175,7 +190,7 @@ def _of_zero_parameter(evidence: Evidence, node: Node, record: ParameterRecord) 
         cause = f"{record.name} is zero and gets a gradient itself, as in a zero-initialised branch or head"
         return _Verdict("info", node, cause, "nothing: after the first step it passes a gradient on")
     view = evidence.view
-    before = sorted(view.before(node.key), key=view.order.__getitem__, reverse=True)
+    before = view.before(node.key)
     zeros = (view.nodes[key] for key in before if _is_zero(view, key))
     culprit = next(zeros, node)
     cause = f"{record.name} is zero and gets no gradient either, so that nothing will ever change"
@@ -186,3 +201,21 @@ def _of_zero_parameter(evidence: Evidence, node: Node, record: ParameterRecord) 
 def _is_zero(view: FlowView, key: str) -> bool:
     record = main_weight(view, view.nodes[key]) if view.kinds[key] in WEIGHTED else None
     return record is not None and record.value is not None and record.value.max_abs == 0
+
+
+def nothing_learnt(evidence: Evidence) -> Iterator[Finding]:
+    """Where no other rule raised an alarm: the loss sends a gradient, and every parameter gets exact zeros."""
+    view = evidence.view
+    trained = [r for r in view.flow.parameters if r.statistics is not None]
+    arrived = any(view.received(node.key) for node in view.flow.nodes)
+    if not trained or not arrived or not all(r.statistics is not None and r.statistics.all_zero for r in trained):
+        return
+    node = next(iter(blockers(view)), None)
+    where = "before it reaches a parameter" if node is None else f"at {view.source_words(node.key)}"
+    draft = Draft(
+        evidence, "zero", "warning", f"every parameter's gradient is exactly zero: it ends {where}",
+        "look at the inputs of that operation: all of them lie where its derivative is zero, in this batch at least",
+        {"parameters": len(trained)},
+    )  # fmt: skip
+    path = () if node is None else view.way_back(node.key)
+    yield draft.at(node, path=path, affected=tuple(r.name for r in trained))

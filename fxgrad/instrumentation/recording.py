@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fxgrad.instrumentation.edges import EdgeNotes
@@ -113,7 +114,7 @@ class Recording:
         if left_out:
             site = -2 - site
         self.shapes[site] = value.shape
-        if not value.requires_grad:
+        if not value.requires_grad or not torch.is_grad_enabled():
             self.not_required.add(site)
             return
         if self.edges is not None:

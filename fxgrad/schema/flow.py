@@ -25,6 +25,8 @@ class CaptureReport:
     Attributes:
         front_end: which one ran in the measured step.
         reason: why that one, in words.
+        asked: whether the forward asked for the value of a tensor (``if``, ``.item()``), so that it may go another way
+            for another input.
         refused: front ends that were tried and could not be used, each with its reason in words.
         model: class name of the model.
         training: the model's ``training`` flag during the measured forward.
@@ -37,6 +39,7 @@ class CaptureReport:
     training: bool
     torch_version: str
     refused: tuple[tuple[str, str], ...] = ()
+    asked: bool = False
 
 
 @dataclass(frozen=True, slots=True)
