@@ -38,7 +38,7 @@ SELECTING = frozenset({
     "amin", "topk", "sort", "median", "take", "pad", "narrow", "embedding", "masked_select", "bincount", "tril", "triu",
 })  # fmt: skip
 #: Operations that scale by a weight, a constant or another value.
-SCALING = frozenset({"linear", "conv", "matmul", "mul", "div", "bilinear"})
+SCALING = frozenset({"linear", "conv", "matmul", "mul", "div", "bilinear", "external"})
 #: Operations with a weight matrix whose scale is that of the init.
 WEIGHTED = frozenset({
     "linear", "conv", "embedding", "lstmcell", "grucell", "rnncell", "lstm", "gru", "rnn", "lstm_cell", "gru_cell",

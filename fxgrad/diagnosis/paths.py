@@ -128,7 +128,7 @@ def _path(view: FlowView, way: list[str], throttle: float) -> Path | None:
         exempt = change < 0 and (key in tiny or view.kinds[key] in _SHARES)
         steps.append(Step(key, change, exempt))
         if _takes_gradient(view, key):
-            lowest, highest = min(lowest, (level, key)), max(highest, (level, key))
+            lowest, highest = min(lowest, (level, key)), max(highest, (logs[index] - logs[0], key))
         level += 0.0 if exempt else change
     return Path(tuple(steps), keys[0], keys[-1], level, lowest[0], highest[0], lowest[1], highest[1])
 

@@ -75,11 +75,29 @@ class FlowView:
         known = self._parts.get(key)
         if known is None:
             found = ((edge, self.part(edge)) for edge in self.takes[key])
-            known = self._parts[key] = [(edge, statistics) for edge, statistics in found if statistics is not None]
+            known = [(edge, statistics) for edge, statistics in found if statistics is not None]
+            self._parts[key] = known = known or list(self._parts_of_function(key))
         return known
+
+    def _parts_of_function(self, key: str) -> Iterator[tuple[Edge, Statistics]]:
+        """What an autograd function sends back to the values that only calls inside of its forward take."""
+        if key not in self._functions:
+            return
+        inside = {k for k in self.before(key) if self.function_around(k) == key}
+        for edge in (edge for k in inside for edge in self.takes[k] if edge.producer not in inside):
+            value = edge.producer + edge.output_position
+            site = self.by_id.get(value)
+            if (
+                site is not None
+                and site.statistics is not None
+                and {e.consumer.key for e in self.uses[value]} <= inside
+            ):
+                yield edge, site.statistics
 
     def sent(self, key: str) -> float | None:
         """l2 norm of all that a node sends back to values; None where some of it was not measured, or it is nothing."""
+        if key in self._functions:
+            return math.hypot(*(part.l2_norm for _, part in self.parts(key))) if self.parts(key) else None
         norms = []
         for edge in self.takes[key]:
             site = self.by_id.get(edge.producer + edge.output_position)

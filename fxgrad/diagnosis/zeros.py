@@ -95,7 +95,7 @@ def _judge(evidence: Evidence, node: Node) -> _Verdict | None:
         return _Verdict("error", node, f"the derivative of {kind} is zero everywhere", mend)
     for kinds, judge in (
         ({"mul", "div", "matmul"}, _zero_factor),
-        (SCALING, _zero_weight),
+        (SCALING - {"external"}, _zero_weight),
         (NORMS, _zero_scale),
         ({"softmax"}, _single),
     ):

@@ -105,3 +105,42 @@ def test_no_trace_of_our_module_hooks_stays_in_torch() -> None:
     for name in ("_global_forward_hooks", "_global_forward_pre_hooks", "_global_forward_hooks_with_kwargs",
                  "_global_forward_hooks_always_called"):  # fmt: skip
         assert not getattr(module_hooks, name), name
+
+
+class _Reverse(torch.autograd.Function):
+    """Gradient reversal as it is usually written: the forward is a view."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return -gradient
+
+
+class _Reversing(nn.Module):
+    """A model that hooks the result of the function itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 2)
+        self.seen = []
+
+    def forward(self, x):
+        value = _Reverse.apply(torch.tanh(self.first(x)))
+        value.register_hook(lambda gradient: self.seen.append(gradient.norm().item()))
+        return self.last(value)
+
+
+def test_a_hook_on_the_view_that_a_custom_function_returned_fires() -> None:
+    torch.manual_seed(0)
+    model, x = _Reversing(), torch.randn(3, 4)
+    model(x).square().sum().backward()
+    with fxgrad.watch(model) as watch:
+        model(x).square().sum().backward()
+        flow = watch.flow()
+    assert len(model.seen) == 2
+    assert model.seen[0] == model.seen[1]
+    assert flow.site("/_Reverse").l2_norm == pytest.approx(model.seen[0])
+    assert next(s.reason for s in flow.blind_spots if s.key == "/view_as") == "no_grad_region"

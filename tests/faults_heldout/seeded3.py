@@ -141,7 +141,7 @@ def jolt(case: Case, step: int) -> Case:
     return case
 
 
-@fault("spike", "spike scale_break", r".*cells\.1.*", lambda g: g.finite, steps=36, each=jolt)
+@fault("spike", "spike scale_break update_size", r".*cells\.1.*", lambda g: g.finite, steps=36, each=jolt)
 def one_weight_jumps() -> Case:
     m = Sequence()
     return Case(m, (torch.randn(16, 8),), sq)
