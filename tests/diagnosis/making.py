@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -102,7 +103,7 @@ def chain(
         Site(node, "", (4, 4), link.dtype, "cpu", link.got, value=link.value, activity=link.activity)
         for node, link in zip(nodes, (given, *links), strict=False)
     ]
-    edges = [Edge(one.key, "", Consumer(two.key, "args[0]")) for one, two in zip(nodes, nodes[1:], strict=False)]
+    edges = [Edge(one.key, "", Consumer(two.key, "args[0]")) for one, two in itertools.pairwise(nodes)]
     event = EventInfo(setting.backward, setting.backward, "mse", setting.level, setting.sites, setting.values)
     return GradientFlow(
         tuple(nodes), tuple(sites), tuple(edges), tuple(parameters), (),

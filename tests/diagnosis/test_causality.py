@@ -80,7 +80,7 @@ def test_a_too_large_step_explains_what_comes_after_it() -> None:
             Link("fc0", gradient(1.0, nan_count=3), parameters=("fc0.weight",), value=of_entries([math.nan] * 16)),
             parameters=[parameter("fc0.weight", gradient(1.0, nan_count=3))],
             setting=Setting(backward=1),
-        )  # fmt: skip
+        )
     )
     (finding,) = diagnose(flows).findings
     assert (finding.rule, finding.parameter, finding.backward) == ("update_size", "fc0.weight", 0)

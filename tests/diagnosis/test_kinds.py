@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-import torch.nn.functional as F  # noqa: N812  # as everybody writes it
+import torch.nn.functional as F  # as everybody writes it
 from torch import Tensor, nn
 
 import fxgrad
@@ -26,22 +26,22 @@ class Wrapped(nn.Module):
 
 
 POSITIVE = (
-    (lambda x: F.relu(x), "relu"),
+    (F.relu, "relu"),
     (lambda x: F.relu(x, inplace=True), "relu"),
-    (lambda x: torch.relu(x), "relu"),
-    (lambda x: torch.relu_(x), "relu"),
+    (torch.relu, "relu"),
+    (torch.relu_, "relu"),
     (lambda x: x.relu(), "relu"),
     (lambda x: x.relu_(), "relu"),
-    (lambda x: F.relu_(x), "relu"),
-    (lambda x: F.relu6(x), "relu6"),
-    (lambda x: F.leaky_relu(x), "leaky_relu"),
+    (F.relu_, "relu"),
+    (F.relu6, "relu6"),
+    (F.leaky_relu, "leaky_relu"),
     (lambda x: torch.clamp(x, 0.1, 0.5), "clamp"),
     (lambda x: x.clip(0.1, 0.5), "clamp"),
     (lambda x: x.clamp_(min=0.1), "clamp"),
-    (lambda x: F.hardtanh(x), "clamp"),
-    (lambda x: torch.sigmoid(x), "sigmoid"),
-    (lambda x: F.sigmoid(x), "sigmoid"),
-    (lambda x: torch.special.expit(x), "sigmoid"),
+    (F.hardtanh, "clamp"),
+    (torch.sigmoid, "sigmoid"),
+    (F.sigmoid, "sigmoid"),
+    (torch.special.expit, "sigmoid"),
     (lambda x: x.tanh(), "tanh"),
     (lambda x: F.softmax(x, -1), "softmax"),
     (lambda x: x.softmax(-1), "softmax"),
@@ -58,7 +58,7 @@ POSITIVE = (
     (lambda x: x + 3, "add"),
     (lambda x: x**0.5, "pow"),
     (lambda x: x.square(), "pow"),
-    (lambda x: torch.linalg.vector_norm(x), "norm"),
+    (torch.linalg.vector_norm, "norm"),
     (lambda x: x.norm(), "norm"),
     (lambda x: x.std(), "std"),
     (lambda x: F.dropout(x, 0.5), "dropout"),

@@ -131,7 +131,7 @@ def fan_out(share: float, backward: int = 0) -> GradientFlow:
 
 
 @pytest.mark.parametrize(("share", "starves"), [(1.0, False), (2e-4, False), (0.9e-4, True), (1e-9, True)])
-def test_a_branch_by_its_share(share: float, starves: bool) -> None:  # noqa: FBT001
+def test_a_branch_by_its_share(share: float, starves: bool) -> None:
     findings = found(fan_out(share), "starved")
     assert [(f.severity, f.site) for f in findings] == ([("info", "side")] if starves else [])
     if starves:
