@@ -13,7 +13,6 @@ How a page is run: from top to bottom, in an empty folder, as one module.
 from __future__ import annotations
 
 import importlib
-import inspect
 import io
 import linecache
 import re
@@ -35,8 +34,6 @@ from fxgrad.schema import REASONS
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
-#: Pages that need an argument of ``watch`` which this version may not have.
-_OF_OPTIMIZER = frozenset({"update_size.md", "optimizer_epsilon.md"})
 _FENCE = re.compile(r"^```(?P<kind>\w*)[^\n]*\n(?P<code>.*?)^```[ ]*$", re.DOTALL | re.MULTILINE)
 _FILE = re.compile(r"# (?P<name>[\w-]+\.py)\n")
 _EXIT_CODE = re.compile(r"\s+# exit code (\d+)$")
@@ -100,8 +97,6 @@ def agrees(printed: str, wanted: str) -> bool:
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # what dynamo itself does at a graph break
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_page_runs_and_prints_what_it_says(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if page.name in _OF_OPTIMIZER and "optimizer" not in inspect.signature(fxgrad.watch).parameters:
-        pytest.skip("needs watch(optimizer=)")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     module = ModuleType(f"page_{page.stem.replace('-', '_')}")
