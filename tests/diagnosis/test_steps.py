@@ -176,4 +176,5 @@ def test_weights_that_are_filled_with_one_number() -> None:
 def test_weights_that_are_not() -> None:
     assert found(filled([0.1] * 15 + [0.11]), "symmetry") == ()
     assert found(filled([0.1] * 15 + [0.11]), "symmetry", Thresholds(symmetry=0.1))
+    assert found(filled([1.01e-4, 0.99e-4] * 8), "symmetry") == ()  # relative to their size
     assert found(filled([0.0] * 16), "symmetry") == ()
