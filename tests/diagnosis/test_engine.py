@@ -85,6 +85,16 @@ def test_a_rule_of_ones_own_may_lack_something() -> None:
     assert diagnosis.healthy
 
 
+def test_a_rule_that_fails_takes_nothing_with_it() -> None:
+    def check(_: Evidence) -> list[Finding]:
+        message = "a fault of its own"
+        raise ZeroDivisionError(message)
+
+    diagnosis = diagnose(linears(VANISHING), rules=(Rule("broken", check), *DEFAULT_RULES))
+    assert diagnosis.findings[0].rule == "vanishing"
+    assert {one.rule: one.reason for one in diagnosis.not_checked}["broken"].endswith("a fault of its own")
+
+
 def test_a_rule_that_is_left_out_is_neither_passed_nor_lacking() -> None:
     diagnosis = diagnose(linears(VANISHING, setting=Setting(values=False)), rules=())
     assert diagnosis.findings == diagnosis.not_checked == ()

@@ -22,9 +22,15 @@ def test_vanishing_is_judged_by_the_decades_that_are_lost(lost: float, severity:
     assert [f.severity for f in findings] == ([severity] if severity else [])
 
 
-@pytest.mark.parametrize(("gained", "severity"), [(2.9, None), (3.1, "warning"), (4.9, "warning"), (5.1, "error")])
+@pytest.mark.parametrize(("gained", "severity"), [(3.8, None), (4.0, "warning"), (4.9, "warning"), (5.1, "error")])
 def test_exploding_is_judged_by_the_decades_that_are_gained(gained: float, severity: str | None) -> None:
     findings = found(falling(-gained), "exploding")
+    assert [f.severity for f in findings] == ([severity] if severity else [])
+
+
+@pytest.mark.parametrize(("gained", "severity"), [(2.9, None), (3.1, "warning"), (5.1, "error")])
+def test_one_node_may_gain_less_than_a_chain(gained: float, severity: str | None) -> None:
+    findings = found(linears([10**gained, 1.0, 1.0]), "exploding")
     assert [f.severity for f in findings] == ([severity] if severity else [])
 
 
@@ -33,7 +39,7 @@ def test_the_evidence_is_that_of_the_whole_path() -> None:
     assert finding.evidence["decades"] == pytest.approx(-7.0)
     assert finding.evidence["own_decades"] == pytest.approx(-1.0)
     assert finding.evidence["alone"] == 0.0
-    assert finding.evidence["per_node"] == pytest.approx(10 ** (-7 / 8))
+    assert finding.evidence["per_node"] == pytest.approx(0.1)
     assert finding.path == tuple(f"fc{n}" for n in reversed(range(8)))
     assert finding.affected == ("fc3.weight", "fc2.weight", "fc1.weight", "fc0.weight")
 
