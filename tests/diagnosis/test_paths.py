@@ -24,7 +24,7 @@ def test_vanishing_is_judged_by_the_decades_that_are_lost(lost: float, severity:
 
 @pytest.mark.parametrize(("gained", "severity"), [(3.8, None), (4.0, "warning"), (4.9, "warning"), (5.1, "error")])
 def test_exploding_is_judged_by_the_decades_that_are_gained(gained: float, severity: str | None) -> None:
-    findings = found(falling(-gained), "exploding")
+    findings = found(falling(-gained), "exploding", Thresholds(exploding_chain=3.9))
     assert [f.severity for f in findings] == ([severity] if severity else [])
 
 
@@ -77,9 +77,9 @@ def test_a_loss_that_is_large_does_not_explode() -> None:
 def test_depth_alone_may_gain_a_little() -> None:
     deep = [10 ** (0.04 * (99 - n)) for n in range(100)]
     assert found(linears(deep), "exploding") == ()
-    assert found(linears(deep), "exploding", Thresholds(depth_rate=0.03))
+    assert found(linears(deep), "exploding", Thresholds(exploding_chain=3.0, depth_rate=0.03))
     steeper = [10 ** (0.05 * (99 - n)) for n in range(100)]
-    assert found(linears(steeper), "exploding")
+    assert found(linears(steeper), "exploding", Thresholds(exploding_chain=3.0))
 
 
 def scaled(rms: float, **more: object) -> GradientFlow:
