@@ -112,6 +112,11 @@ def test_a_recurrence_may_lose_more() -> None:
     unrolled = replace(flow, nodes=tuple(shared), sites=tuple(sites), parameters=(parameter("cell.weight", 1.0),))
     assert found(flow, "vanishing")
     assert found(unrolled, "vanishing") == ()
+    steeper = [10.0 ** (-8 * (7 - n) / 7) for n in range(8)]
+    lossy = replace(unrolled, sites=tuple(replace(s, statistics=gradient(g)) if g else s
+                                          for s, g in zip(sites, (0.0, *steeper), strict=True)))  # fmt: skip
+    assert [f.severity for f in found(lossy, "vanishing")] == ["info"]
+    assert [f.severity for f in found(lossy, "vanishing", Thresholds(vanishing_recurrent=7.0))] == ["warning"]
 
 
 def test_frozen_layers_before_do_not_count() -> None:
