@@ -33,7 +33,7 @@ from fxgrad.cli import app
 from fxgrad.schema import REASONS
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 _FENCE = re.compile(r"^```(?P<kind>\w*)[^\n]*\n(?P<code>.*?)^```[ ]*$", re.DOTALL | re.MULTILINE)
 _FILE = re.compile(r"# (?P<name>[\w-]+\.py)\n")
 _EXIT_CODE = re.compile(r"\s+# exit code (\d+)$")

@@ -1,0 +1,180 @@
+"""Rules about steps, the optimizer, the loss and symmetry."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from fxgrad.diagnosis import Thresholds
+from fxgrad.schema import GradientFlow, Update
+from tests.diagnosis.making import Link, Setting, chain, found, gradient, lacking, linears, of_entries, parameter
+
+# ---- spike ---------------------------------------------------------------------------------------------------------
+
+
+def history(norms: Sequence[float], *, scales: Sequence[float] | None = None) -> list[GradientFlow]:
+    """Flows whose gradients have these norms everywhere."""
+    scales = scales or [1.0] * len(norms)
+    return [
+        linears([norm, norm], setting=Setting(backward=n, more={"loss_scale": scale}))
+        for n, (norm, scale) in enumerate(zip(norms, scales, strict=True))
+    ]
+
+
+def noise(count: int) -> list[float]:
+    dice = random.Random(0)  # noqa: S311  # no secret
+    return [math.exp(dice.gauss(0.0, 0.1)) for _ in range(count)]
+
+
+def test_a_step_that_stands_out() -> None:
+    norms = noise(40)
+    norms[30] *= 100
+    (finding,) = found(history(norms), "spike")
+    assert (finding.severity, finding.backward, finding.place) == ("warning", 30, "outside the model")
+    middle = sorted(norms[:30])
+    assert finding.evidence["factor"] == pytest.approx(norms[30] / math.sqrt(middle[14] * middle[15]), rel=1e-6)
+    assert found(history(norms), "spike", Thresholds(spike_factor=200.0)) == ()
+    assert found(history(norms), "spike", Thresholds(spike_sigma=1e4)) == ()
+
+
+def test_noise_and_trends_do_not_stand_out() -> None:
+    assert found(history(noise(120)), "spike") == ()
+    assert found(history([1.02**n for n in range(120)]), "spike") == ()
+    assert found(history([0.9**n for n in range(120)]), "spike") == ()
+
+
+def test_a_change_of_the_loss_scale_does_not_either() -> None:
+    scales = [1.0] * 30 + [1024.0] * 10
+    norms = [n * s for n, s in zip(noise(40), scales, strict=True)]
+    assert found(history(norms, scales=scales), "spike") == ()
+    assert found(history(norms), "spike")
+
+
+def test_it_needs_a_history() -> None:
+    assert "spike" in lacking(history(noise(20)))
+    assert "spike" not in lacking(history(noise(21)))
+    assert found(history(noise(9)), "spike", Thresholds(spike_steps=8)) == ()
+
+
+def test_the_node_whose_gain_jumped_is_blamed() -> None:
+    flows = history([1.0] * 30)
+    flows[25] = linears([1000.0, 1.0], setting=Setting(backward=25))
+    (finding,) = found(flows, "spike")
+    assert finding.site == "fc1"  # fc0 gets what fc1 sends back
+    assert finding.evidence["gain_factor"] == pytest.approx(1000.0)
+
+
+# ---- update_size ---------------------------------------------------------------------------------------------------
+
+
+def stepped(ratio: float, *, rms: float = 0.5, shape: tuple[int, ...] = (4, 4)) -> GradientFlow:
+    """A weight that a step moved by so many times its norm."""
+    weight = rms * math.sqrt(math.prod(shape))
+    record = parameter("fc.weight", 1.0, shape=shape, rms=rms, update=Update(ratio * weight, weight, 0.1))
+    return chain(Link("fc", gradient(1.0), parameters=("fc.weight",)), parameters=[record])
+
+
+def test_without_an_optimizer_it_is_not_checked() -> None:
+    assert "optimizer" in lacking(linears([1.0]))["update_size"]
+    assert "optimizer" in lacking(linears([1.0]))["optimizer_epsilon"]
+
+
+@pytest.mark.parametrize(("ratio", "too_large"), [(0.9, False), (1.1, True)])
+def test_a_step_by_its_ratio(ratio: float, too_large: bool) -> None:
+    findings = found(stepped(ratio), "update_size")
+    assert [(f.severity, f.parameter) for f in findings] == ([("error", "fc.weight")] if too_large else [])
+    assert found(stepped(ratio), "update_size", Thresholds(update_large=2.0)) == ()
+
+
+def test_vectors_and_weights_that_are_small_on_purpose_may_move() -> None:
+    assert found(stepped(50.0, shape=(4,)), "update_size") == ()
+    assert found(stepped(50.0, rms=1e-3), "update_size") == ()
+    assert found(stepped(50.0, rms=1e-3), "update_size", Thresholds(throttle=1e-4))
+
+
+@pytest.mark.parametrize(("ratio", "odd"), [(1e-3, False), (0.9e-5, True), (0.2, True), (0.05, False)])
+def test_the_usual_size_over_many_steps(ratio: float, odd: bool) -> None:
+    assert found([stepped(ratio)] * 19, "update_size") == ()
+    assert [f.severity for f in found([stepped(ratio)] * 20, "update_size")] == (["info"] if odd else [])
+    wide = Thresholds(update_low=1e-6, update_high=0.5)
+    assert found([stepped(ratio)] * 20, "update_size", wide) == ()
+
+
+# ---- optimizer_epsilon ---------------------------------------------------------------------------------------------
+
+
+def swallowed(rms: float, scale: float | None = None) -> GradientFlow:
+    """A weight whose gradient has this rms, under an optimizer with eps 1e-8."""
+    record = parameter("fc.weight", gradient(rms * 4), update=Update(1e-3, 2.0, 1e-3, 1e-8))
+    link = Link("fc", gradient(1.0), parameters=("fc.weight",))
+    return chain(link, parameters=[record], setting=Setting(more={"loss_scale": scale}))
+
+
+@pytest.mark.parametrize(("rms", "small"), [(1.1e-7, False), (0.9e-7, True), (0.0, False)])
+def test_a_gradient_below_ten_epsilon(rms: float, small: bool) -> None:
+    findings = found(swallowed(rms), "optimizer_epsilon")
+    assert [(f.severity, f.parameter) for f in findings] == ([("warning", "fc.weight")] if small else [])
+    assert found(swallowed(rms), "optimizer_epsilon", Thresholds(epsilon=1.0)) == ()
+    assert found(swallowed(rms), "optimizer_epsilon", Thresholds(epsilon_share=1.0)) == ()
+
+
+def test_the_loss_scale_is_divided_out() -> None:
+    assert found(swallowed(1e-5, scale=1024.0), "optimizer_epsilon")
+    assert found(swallowed(1e-5), "optimizer_epsilon") == ()
+
+
+def test_a_fit_that_has_converged_is_no_fault() -> None:
+    assert found([swallowed(1e-3), swallowed(1e-8)], "optimizer_epsilon") == ()
+    assert found([swallowed(2e-8), swallowed(1e-8)], "optimizer_epsilon")
+
+
+# ---- loss_seed -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("rms", "severity"), [(1.0, None), (1e-8, "info"), (1e5, "info"), (0.0, "warning"), (5e10, "info")]
+)
+def test_what_the_loss_sends(rms: float, severity: str | None) -> None:
+    """16 entries of 4 samples: 4 entries each."""
+    flow = linears([rms * 4, rms * 4])
+    findings = found(flow, "loss_seed")
+    assert [f.severity for f in findings] == ([severity] if severity else [])
+    assert all(f.node is None for f in findings)
+    if severity == "info":
+        assert findings[0].evidence["size"] == pytest.approx(4 * rms)
+        assert found(flow, "loss_seed", Thresholds(seed_low=1e-12, seed_high=1e12)) == ()
+
+
+def test_a_loss_scale_that_was_told_is_no_large_loss() -> None:
+    flow = linears([65536.0 * 4] * 2, setting=Setting(more={"loss_scale": 65536.0}))
+    assert found(flow, "loss_seed") == ()
+    assert found(linears([65536.0 * 4] * 2), "loss_seed")
+
+
+# ---- symmetry ------------------------------------------------------------------------------------------------------
+
+
+def filled(entries: Sequence[float], count: int = 2) -> GradientFlow:
+    """Linear layers whose weights have these entries."""
+    flow = linears([1.0] * 3)
+    value = of_entries(entries)
+    same = tuple(replace(r, value=value) if n < count else r for n, r in enumerate(flow.parameters))
+    return replace(flow, parameters=same)
+
+
+def test_weights_that_are_filled_with_one_number() -> None:
+    (finding,) = found(filled([0.1] * 16), "symmetry")
+    assert (finding.severity, finding.site) == ("warning", "fc0")
+    assert finding.affected == ("fc0.weight", "fc1.weight")
+    assert found(filled([0.1] * 16, count=1), "symmetry")[0].severity == "info"
+
+
+def test_weights_that_are_not() -> None:
+    assert found(filled([0.1] * 15 + [0.11]), "symmetry") == ()
+    assert found(filled([0.1] * 15 + [0.11]), "symmetry", Thresholds(symmetry=0.1))
+    assert found(filled([1.01e-4, 0.99e-4] * 8), "symmetry") == ()  # relative to their size
+    assert found(filled([0.0] * 16), "symmetry") == ()
