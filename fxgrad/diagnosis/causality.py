@@ -12,6 +12,7 @@ _NUMERIC = frozenset({
     "vanishing", "exploding", "scale_break", "dead", "zero", "saturated", "starved", "underflow", "overflow_risk",
     "spike", "symmetry", "loss_seed", "optimizer_epsilon",
 })  # fmt: skip
+_GRAVITY = {"error": 0, "warning": 1, "info": 2}
 _LOCAL = frozenset({"scale_break", "saturated", "dead", "zero", "underflow", "symmetry"})
 _GROUPED = frozenset({"saturated", "starved", "scale_break"})
 
@@ -28,7 +29,8 @@ def joined(evidence: Evidence, findings: list[Finding]) -> list[Finding]:
     for number, finding in enumerate(findings):
         if number not in causes:
             own = tuple(f for n, f in enumerate(findings) if n in causes and _root(causes, n) == number)
-            result.append(replace(finding, consequences=own) if own else finding)
+            grave = min((finding, *own), key=lambda f: _GRAVITY[f.severity]).severity
+            result.append(replace(finding, consequences=own, severity=grave) if own else finding)
     return result
 
 
@@ -58,13 +60,15 @@ def explains(evidence: Evidence, cause: Finding, finding: Finding) -> bool:  # n
 
 def _earlier(evidence: Evidence, cause: Finding, finding: Finding) -> bool:
     """Of several findings of one kind the first in forward order stands for all; the graver first."""
-    grave = {"error": 0, "warning": 1, "info": 2}
     order = evidence.view.order
     if cause.node is None or finding.node is None:
         return False
     if evidence.view.kinds.get(cause.node.key) != evidence.view.kinds.get(finding.node.key):
         return False
-    return (grave[cause.severity], order[cause.node.key]) < (grave[finding.severity], order[finding.node.key])
+    return (_GRAVITY[cause.severity], order[cause.node.key]) < (
+        _GRAVITY[finding.severity],
+        order[finding.node.key],
+    )
 
 
 def _explains_locally(evidence: Evidence, cause: Finding, finding: Finding) -> bool:  # noqa: PLR0911

@@ -161,6 +161,8 @@ def _weighs(evidence: Evidence, shift: Statistics, count: int, reach: float) -> 
     if shift.sum is None or shift.abs_sum is None:
         return False
     negative = (shift.abs_sum - shift.sum) / 2
+    if (shift.max_abs or 0.0) < evidence.thresholds.dead_margin * reach:
+        return False  # many small ones don't make a large one
     return negative > 0 and negative >= min(count, shift.numel) * evidence.thresholds.dead_margin * reach
 
 

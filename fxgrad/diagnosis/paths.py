@@ -12,7 +12,7 @@ from statistics import median
 from fxgrad.diagnosis.kinds import NORMS, WEIGHTED
 from fxgrad.diagnosis.rule import Draft, Evidence, number
 from fxgrad.diagnosis.view import FlowView, decades
-from fxgrad.diagnosis.weights import throttled
+from fxgrad.diagnosis.weights import factor, throttled
 from fxgrad.schema import Finding
 
 _CHAIN = 3  # weighted nodes in a row that make a side entrance a path of its own
@@ -125,12 +125,18 @@ def _path(view: FlowView, way: list[str], throttle: float) -> Path | None:
     for index, key in enumerate(keys):
         after = logs[index + 1] if index + 1 < len(keys) else logs[index]
         change = after - logs[index]
-        exempt = change < 0 and (key in tiny or view.kinds[key] in _SHARES)
+        exempt = change < 0 and (key in tiny or view.kinds[key] in _SHARES or _unknown(view, key, change))
         steps.append(Step(key, change, exempt))
         if _takes_gradient(view, key):
             lowest, highest = min(lowest, (level, key)), max(highest, (logs[index] - logs[0], key))
         level += 0.0 if exempt else change
     return Path(tuple(steps), keys[0], keys[-1], level, lowest[0], highest[0], lowest[1], highest[1])
+
+
+def _unknown(view: FlowView, key: str, change: float) -> bool:
+    """Whether a large drop is at a learnable factor whose size was not measured: it may be small on purpose."""
+    record = factor(view, key) if change < -1.0 else None
+    return record is not None and record.requires_grad and record.value is None
 
 
 def vanishing(evidence: Evidence) -> Iterable[Finding]:

@@ -41,7 +41,7 @@ class Thresholds:
         epsilon: factor over the optimizer's epsilon below which the root mean square of a gradient is swallowed.
         epsilon_share: share of weights for which that must be so.
         seed_low, seed_high: usual range of the root mean square of the gradient at the outputs, loss scale divided out.
-        symmetry: coefficient of variation of the units' gradients below which they are all the same.
+        symmetry: variance of a weight's entries over their squared mean, below which they are all the same.
         skips: steps that a GradScaler may skip among 100.
     """
 

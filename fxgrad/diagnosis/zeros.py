@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from fxgrad.diagnosis.kinds import NORMS, PIECEWISE_CONSTANT, RECTIFIERS, SCALING, SELECTING, WEIGHTED
 from fxgrad.diagnosis.local import is_last, one_entry
-from fxgrad.diagnosis.rule import Draft, Evidence, listed
+from fxgrad.diagnosis.rule import Draft, Evidence, LackingError, listed
 from fxgrad.diagnosis.view import FlowView
 from fxgrad.diagnosis.weights import factor, main_weight
 from fxgrad.schema import Finding, Node, ParameterRecord, Severity
@@ -56,6 +56,9 @@ def zero(evidence: Evidence) -> Iterator[Finding]:
             )  # fmt: skip
             yield draft.at(culprit, path=evidence.view.way_back(node.key), affected=hit)
     yield from _not_chosen(evidence)
+    if any(site.statistics is not None and site.statistics.outside_range for site in evidence.view.flow.sites):
+        message = "at statistics='norm' a norm of 0 may be one below float32's range; it is measured in full next time"
+        raise LackingError(message)
 
 
 def _not_chosen(evidence: Evidence) -> Iterator[Finding]:
