@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from fxgrad.engine import Options
 from fxgrad.errors import FxgradError, InputError, ModelError, OptionError
 from fxgrad.instrumented import Instrumented
+from fxgrad.objective import check_loss, default_loss, naming_the_cut
 from fxgrad.preserve import preserved
 from fxgrad.rewriting.rules import Rule
 from fxgrad.rewritten import Rewrite
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from fxgrad.compilable import Compilable
 
 Capture = Literal["auto", "symbolic", "eager", "dynamo"]
-_SEED = 20240229  # of the random direction that stands in for a loss; any fixed number would do
 
 
 def gradient_flow(  # noqa: PLR0913  # the public signature of the design
@@ -94,7 +94,8 @@ def _measured(
             return _by_dynamo(model, positional, named, loss)
         watch = Watch(model, options, one_shot=True)
         try:
-            scalar, words = _run(model, positional, named, loss)
+            with naming_the_cut(lambda: watch.engine.plan):
+                scalar, words = _run(model, positional, named, loss)
             watch.engine.loss_words = words
             _backward(scalar, model)
             del scalar
@@ -328,58 +329,8 @@ def _run(
             message = f"the loss raised {type(error).__name__} on the output of {name}: {error}"
             raise ModelError(message) from error
         words = getattr(loss, "__qualname__", type(loss).__name__)
-    _check_loss(scalar, name)
+    check_loss(scalar, name)
     return scalar, words
-
-
-def default_loss(output: Any, name: str) -> tuple[Tensor, str]:
-    """The loss of a model that was given none, and how it came about in words."""
-    own = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
-    if isinstance(own, Tensor) and own.numel() == 1:
-        return own.reshape(()), "the loss that the model returned"
-    found = [t for _, t in tensors_in(output) if t.is_floating_point() or t.is_complex()]
-    if len(found) == 1 and found[0].ndim == 0:
-        return found[0], "the scalar that the model returned"
-    useful = [t for t in found if t.requires_grad]
-    if not useful:
-        kinds = ", ".join(f"{p or 'output'}: {t.dtype}" for p, t in tensors_in(output)) or type(output).__name__
-        message = (
-            f"{name} returned no tensor that can be differentiated ({kinds}). "
-            "Check that parameters require a gradient and that the output is not detached, or pass loss=."
-        )
-        raise ModelError(message)
-    generator = torch.Generator().manual_seed(_SEED)
-    directions = [torch.randn(t.shape, generator=generator, dtype=torch.float64) for t in useful]
-    norm = torch.stack([d.square().sum() for d in directions]).sum().sqrt()
-    parts = [
-        (torch.view_as_real(t).sum(-1) if t.is_complex() else t).mul((d / norm).to(t.device, _real(t.dtype))).sum()
-        for t, d in zip(useful, directions, strict=True)
-    ]
-    total = parts[0].to(torch.promote_types(parts[0].dtype, torch.float32))
-    for part in parts[1:]:
-        total = total + part.to(total.device)
-    return total, f"a random direction of norm 1 over {len(useful)} output tensor(s), seed {_SEED}"
-
-
-def _real(dtype: torch.dtype) -> torch.dtype:
-    return dtype.to_real() if dtype.is_complex else dtype
-
-
-def _check_loss(scalar: Any, name: str) -> None:
-    if not isinstance(scalar, Tensor):
-        message = f"the loss of {name} must be a tensor with one value, but is {type(scalar).__name__}"
-        raise ModelError(message)
-    if scalar.numel() != 1:
-        message = (
-            f"the loss of {name} must have one value, but has shape {tuple(scalar.shape)}; reduce it, e.g. .mean()"
-        )
-        raise ModelError(message)
-    if not scalar.requires_grad:
-        message = (
-            f"the loss of {name} does not depend on anything that requires a gradient: "
-            "all parameters are frozen, the output is detached, or the model ran under no_grad"
-        )
-        raise ModelError(message)
 
 
 def _backward(scalar: Tensor, model: nn.Module) -> None:

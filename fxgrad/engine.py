@@ -123,6 +123,11 @@ class Engine:
         self.training: Training | None = None
         self._windows = Windows()
 
+    @property
+    def plan(self) -> Plan | None:
+        """The graph of the latest call that ran under ``eager``; None before the first."""
+        return self._previous
+
     # ---- running ---------------------------------------------------------------------------------------------
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

@@ -18,6 +18,10 @@ class ModelError(FxgradError, RuntimeError):
     """The model or the loss raised, or gave nothing to differentiate; ``__cause__`` holds the original error."""
 
 
+class NothingToDifferentiateError(ModelError):
+    """Nothing that the loss depends on requires a gradient."""
+
+
 class OptionError(FxgradError, ValueError):
     """An option has a value that is not one of the allowed ones."""
 

@@ -255,22 +255,36 @@ def _seed_size(view: FlowView, site: Site) -> float:
 
 
 def symmetry(evidence: Evidence) -> Iterator[Finding]:
-    """Variance of a weight matrix's entries: of a constant, non-zero initialisation all units learn the same."""
+    """Variance of a weight matrix's entries: of a constant, non-zero initialisation all units learn the same.
+
+    With ``channels=True`` also the spread of the units' gradients at what the node returned.
+    """
     evidence.need_values()
     view = evidence.view
     same = []
     for node in view.flow.nodes:
         record = main_weight(view, node) if view.kinds[node.key] in WEIGHTED else None
-        if record is not None and record.requires_grad and _constant(record, evidence.thresholds.symmetry):
+        if record is None or not record.requires_grad:
+            continue
+        alike = any(_alike(site, evidence.thresholds.symmetry) for site in view.sites[node.key])
+        if alike or _constant(record, evidence.thresholds.symmetry):
             same.append((node, record))
     if same:
         names = tuple(dict.fromkeys(record.name for _, record in same))
         draft = Draft(
             evidence, "symmetry", "warning" if len(names) > 1 else "info",
-            f"all entries of {listed(names)} are equal, so that its units get the same gradient and stay alike",
+            f"the units of {listed(names)} are all alike, so that they get the same gradient and stay so",
             "initialise the weights at random", {"parameters": len(names)},
         )  # fmt: skip
         yield draft.at(same[0][0], affected=names)
+
+
+def _alike(site: Site, limit: float) -> bool:
+    """Whether all units of a value got a gradient of the same size."""
+    sums = site.channels.square_sums if site.channels is not None else ()
+    if len(sums) < 2 or not max(sums) or not math.isfinite(max(sums)):  # noqa: PLR2004  # one unit is like itself
+        return False
+    return max(sums) - min(sums) <= limit * max(sums)
 
 
 def _constant(record: ParameterRecord, limit: float) -> bool:

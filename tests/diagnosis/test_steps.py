@@ -8,7 +8,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
+import torch
+from torch import nn
 
+import fxgrad
 from fxgrad.diagnosis import Thresholds
 from fxgrad.schema import GradientFlow, Update
 from tests.diagnosis.making import Link, Setting, chain, found, gradient, lacking, linears, of_entries, parameter
@@ -178,3 +181,16 @@ def test_weights_that_are_not() -> None:
     assert found(filled([0.1] * 15 + [0.11]), "symmetry", Thresholds(symmetry=0.1))
     assert found(filled([1.01e-4, 0.99e-4] * 8), "symmetry") == ()  # relative to their size
     assert found(filled([0.0] * 16), "symmetry") == ()
+
+
+def test_units_whose_gradients_are_alike_are_told_by_channels() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))
+    with torch.no_grad():
+        model[0].weight.copy_(torch.randn(6).expand(8, 6))
+        model[0].bias.zero_()
+        model[2].weight.fill_(0.3)
+    x = torch.randn(16, 6)
+    found = fxgrad.gradient_flow(model, x, loss=torch.sum, channels=True).findings
+    assert [(f.rule, f.affected) for f in found] == [("symmetry", ("0.weight",))]
+    assert fxgrad.gradient_flow(model, x, loss=torch.sum).findings == ()
