@@ -67,7 +67,7 @@ def tables(verdicts: Sequence[Verdict]) -> str:
     parts = []
     for form in FORMS:
         parts.append(f"## {WORDS[form]}")
-        for half, words in (("report", "The half that no threshold was set on"), ("tune", "The half used for tuning")):
+        for half, words in (("report", "The report half"), ("tune", "The tuning half")):
             chosen = [v for v in verdicts if v.form == form and v.program.half == half]
             if chosen:
                 parts += [f"### {words}, {form.replace('_', ' ')}", table(chosen)]
