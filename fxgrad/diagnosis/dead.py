@@ -13,6 +13,7 @@ from fxgrad.diagnosis.weights import main_weight, scale
 from fxgrad.diagnosis.zeros import silent
 from fxgrad.schema import Finding, Node, Severity, Site, Statistics
 
+_FAINT = 0.2  # rms of an input below which a bias of the usual size outweighs it: no fault of the bias
 _ALONE = 16  # units of which it is no accident that none fires in one step
 _RECTIFY = frozenset({"relu", "relu6", "clamp", "hardswish", "hardsigmoid", "gelu", "silu", "mish", "elu"})
 _PASSING = frozenset({"dropout", *NORMS, "view", "reshape", "flatten", "identity", "contiguous", "add", "max_pool",
@@ -117,7 +118,7 @@ def _cause_in(evidence: Evidence, node: Node, count: int) -> str | None:
               if e.producer + e.output_position in view.by_id]  # fmt: skip
     if weight is None or weight.value is None or not inputs or inputs[0] is None:
         return None
-    reach = (scale(weight) or 0.0) * inputs[0].rms
+    reach = (scale(weight) or 0.0) * max(inputs[0].rms, _FAINT)
     if bias is not None and bias.value is not None and _weighs(evidence, bias.value, count, reach):
         return f"{bias.name} is {number((bias.value.sum or 0.0) / max(1, bias.value.numel))} on average"
     signs = all(v.sum is not None and v.abs_sum is not None for v in (weight.value, inputs[0]))
