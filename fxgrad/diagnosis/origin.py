@@ -329,8 +329,10 @@ class _Origin:
             site = self.view.by_id.get(edge.producer + edge.output_position)
             value = site.value if site is not None else None
             if value is not None:
-                found[f"input{index}_max_abs"] = value.max_abs or 0.0
                 found[f"input{index}_zeros"] = value.zero_count or 0
+                found[f"input{index}_max_abs"] = value.max_abs or 0.0
+                found[f"input{index}_min_abs_nonzero"] = value.min_abs_nonzero or 0.0
+                found[f"input{index}_rms"] = value.rms
         return found
 
     def _affected(self) -> tuple[str, ...]:
