@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -56,7 +57,7 @@ class BackwardRules:
         for state, number, _ in self.on_arrival:
             for unit in self._units.of(number):
                 for _, parameter in unit.members:
-                    wanted[id(parameter), number] = (parameter, _OnArrival(state, number, unit.name))
+                    wanted[id(parameter), number] = (parameter, _OnArrival(state, number, unit.name, parameter))
         for key in self._hooks.keys() - wanted.keys():
             self._hooks.pop(key)[1].remove()
         for key, (parameter, hook) in wanted.items():
@@ -144,6 +145,8 @@ class BackwardRules:
             if added is not None:
                 contributed[key] = (before.parameter, added.detach())
         new = separate(compute(self.at_end, self._units, contributed))
+        for key, (parameter, came) in contributed.items() if self._state.windows else ():
+            self._state.tell(parameter, (came, new.get(key, (parameter, came))[1]), "backward")
         with torch.no_grad():
             for key, (parameter, gradient) in new.items():
                 saved = event.before[key].saved
@@ -168,19 +171,22 @@ class _Contribution:
 class _OnArrival:
     """The hook of a parameter with a rule that runs as its gradient arrives."""
 
-    __slots__ = ("name", "number", "state")
+    __slots__ = ("name", "number", "parameter", "state")
     __torch_unserializable__ = True
 
-    def __init__(self, state: State, number: int, name: str) -> None:
+    def __init__(self, state: State, number: int, name: str, parameter: Tensor) -> None:
         self.state = state
         self.number = number
         self.name = name
+        self.parameter = weakref.ref(parameter)
 
     def __call__(self, gradient: Tensor) -> Tensor | None:
         """The gradient after the rule; None where it is left alone."""
-        if not self.state.runs(self.state.rules[self.number]):
-            return None
-        result = self.state.one(self.number, self.name, gradient)
+        runs = self.state.runs(self.state.rules[self.number])
+        result = self.state.one(self.number, self.name, gradient) if runs else gradient
+        parameter = self.parameter()
+        if parameter is not None and self.state.windows and not self.state.quiet():
+            self.state.tell(parameter, (gradient, result), "arrival", self.number)
         return None if result is gradient else result
 
 

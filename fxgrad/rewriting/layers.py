@@ -180,9 +180,12 @@ class StepRules:
         wanted = fresh if held is None else fresh & held
         self.applied = self.applied or bool(wanted)
         new = separate(compute(self.bound, self._units, gradients, wanted))
+        touched = self._touched(wanted)
+        for key, (parameter, before) in gradients.items() if self._state.windows else ():
+            if key in touched:
+                self._state.tell(parameter, (before, new.get(key, (parameter, before))[1]), "step")
         for parameter, gradient in new.values():
             parameter.grad = gradient
-        touched = self._touched(wanted)
         for parameter in parameters:
             if id(parameter) in touched and parameter.grad is not None:
                 self._waiting[id(parameter)] = weakref.ref(parameter.grad)
