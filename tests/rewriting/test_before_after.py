@@ -282,7 +282,7 @@ def test_words_and_pictures() -> None:
     dot = flow.to_dot(norm="l2_norm").replace("-&gt;", "->")
     assert f"rewritten by scale(3) (8 entries changed): l2_norm {way}; scale(3): fired 1 of 1" in dot
     assert f"rewritten: fc.weight {weight.before.l2_norm:.3g} -> {weight.after.l2_norm:.3g}" in dot
-    assert "fc.bias: rewritten by scale(2) (0 entries changed): no gradient came to the rules" in dot
+    assert "fc.bias: rewritten by scale(2)#1 (0 entries changed): no gradient came to the rules" in dot
     graph = flow.to_networkx()
     edge, node = graph.edges["fc", "/tanh"], graph.nodes["fc"]
     assert (edge["before.l2_norm"], edge["after.l2_norm"]) == (told.before.l2_norm, told.after.l2_norm)
