@@ -168,6 +168,14 @@ class StepRules:
         """Whether rules act on one of these parameters."""
         return any(id(p) in held for p in self._units.parameters(self.bound))
 
+    def early(self, held: set[int]) -> bool:
+        """Whether rules are about to rewrite the gradient of a parameter before the step of another optimizer."""
+        fresh = {
+            id(p) for p in self._units.parameters(self.bound) if p.grad is not None and not self._waits(id(p), p.grad)
+        }
+        units = ({id(p) for _, p in unit.members} for _, n, _ in self.bound for unit in self._units.of(n))
+        return any(unit & held & fresh and (unit & fresh) - held for unit in units)
+
     def apply(self, held: set[int] | None = None) -> None:
         """Rewrite ``.grad``, of all layers or of those with a parameter in ``held`` (ids).
 
