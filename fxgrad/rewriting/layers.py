@@ -90,7 +90,7 @@ def compute(bound: Iterable[Bound], units: Units, gradients: Gradients, only: se
                 try:
                     _compute_unit(state, number, unit, gradients, new)
                 except RuleError as error:
-                    message = f"{error}. No gradient of a parameter was changed."
+                    message = f"{error}. No gradient of a parameter was changed by this rewrite."
                     raise RuleError(message) from (error.__cause__ or error)
     return new
 

@@ -89,8 +89,8 @@ class Steps:
             self._warned = True
             warnings.warn(
                 "a layer is in several optimizers under a loss scale, and rules act on all of it before the step of "
-                "the first, when GradScaler may not have unscaled the gradients of the others; call unscale_ for all of "
-                "them, and then apply() on the rewrite, before the first step",
+                "the first, when GradScaler may not have unscaled the gradients of the others; call unscale_ for "
+                "all of them, and then apply() on the rewrite, before the first step",
                 stacklevel=2,
             )
         _unscale(optimizer)
