@@ -29,11 +29,12 @@ class Aside:
     def take(self, index: int, gradient: Tensor) -> None:
         """Measure a gradient.  Never raises: a statistic that cannot be computed is noted with its reason."""
         missing = index + 1 - len(self._readings)
-        self._readings.extend([None] * missing)
+        if missing > 0:
+            self._readings.extend([None] * missing)
         self._failures.pop(index, None)
         try:
             with torch.no_grad():
-                self._readings[index] = self._write(index, gradient.detach())
+                self._readings[index] = self._write(index, gradient)
         except Exception as error:  # noqa: BLE001  # the user's step must go on, whatever the gradient is
             self._readings[index] = None
             self._failures[index] = f"{type(error).__name__}: {error}".splitlines()[0]
