@@ -304,3 +304,27 @@ def test_a_long_list_is_cut_in_the_table() -> None:
     console = Console(width=200, record=True, file=io.StringIO())
     console.print(flow.table())
     assert "... and 6 more" in console.export_text()
+
+
+@pytest.mark.parametrize("audit", ["count", "full"])
+@pytest.mark.parametrize("sites", ["node", "edge"])
+def test_a_step_reads_nothing(audit: Any, sites: Any) -> None:
+    """On the meta device there are no numbers to read, so that whatever waits for one raises."""
+    model = make(Three).to("meta")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    made = [
+        rules.scale(2.0, nodes("fc2")),
+        rules.clip_by_norm(1.0, edges()),
+        rules.fill_zero(),
+        rules.unit_norm(groups("", per="backward")),
+        rules.replace_zeros(1.0, parameters(per="arrival")),
+    ]
+    with fxgrad.rewrite(model, made, audit=audit) as rewrite, fxgrad.watch(model, sites=sites):
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.ones(4, 1, device="meta")).sum().backward()
+            optimizer.step()
+        assert rewrite.step == 3
+        (window,) = rewrite._state.windows  # those of earlier calls are closed
+        assert len(window._measure._readings) == 12
+        assert not window._measure._failures  # where an error would have been kept
