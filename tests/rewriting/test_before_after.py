@@ -253,6 +253,19 @@ def test_a_site_has_both_and_each_rule_its_own() -> None:
     assert site.rewritten.norms_after == (pytest.approx(20.0), pytest.approx(0.5))
 
 
+def test_a_straight_through_rule_has_the_norms_of_what_is_passed_back() -> None:
+    class Sign(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.sign(x * 1.0) * 3
+
+    model, x = Sign(), torch.randn(3, requires_grad=True)
+    with fxgrad.rewrite(model, rules.straight_through(), audit="full"), fxgrad.watch(model) as watch:
+        model(x).sum().backward()
+        told = watch.flow().site("/sign").rewritten
+    assert told.before == told.after  # the call itself receives what it did
+    assert (told.norms_before, told.norms_after) == ((0.0,), (pytest.approx(27**0.5),))
+
+
 def test_a_statistic_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: Any) -> None:
         raise RuntimeError("no such kernel")  # noqa: EM101, TRY003
