@@ -136,8 +136,16 @@ class _Sites:
         if told is None:
             return None
         rewritten: Rewritten = told[0]
-        after: int = told[1]
-        return dataclasses.replace(rewritten, after=self.found[after] if after < len(self.found) else None)
+        return self._with_norms(rewritten, self.statistics(number), number, told[1])
+
+    def _with_norms(self, rewritten: Rewritten, before: Statistics | None, slot: int, behind: int) -> Rewritten:
+        """With the statistics of what came to the rules, whose slot is ``slot``, and of what is in that ``behind``."""
+        after = self.found[behind] if behind < len(self.found) else None
+        reason = rewritten.reason
+        if reason is None and (before is None or after is None):
+            failed = [self.kept.failures[n] for n in (slot, behind) if n in self.kept.failures]
+            reason = failed[0] if failed else "no gradient came to the rules in this backward pass"
+        return dataclasses.replace(rewritten, before=before, after=after, reason=reason)
 
     def blind_spots(self) -> tuple[BlindSpot, ...]:
         """Every tensor without a measured gradient, with its reason."""
@@ -164,13 +172,18 @@ class _Sites:
 
     def marked(self, edges: tuple[Edge, ...]) -> tuple[Edge, ...]:
         """The edges with what rewrite rules at them did."""
-        told = None if self.recording.rewriting is None else self.recording.rewriting.told_of_edge
-        if told is None:
+        if self.recording.rewriting is None:
             return edges
-        return tuple(
-            edge if (rewritten := told(edge)) is None else dataclasses.replace(edge, rewritten=rewritten)
-            for edge in edges
-        )
+        found = []
+        for edge in edges:
+            told = self.recording.rewriting.told_of_edge(edge)
+            if told is not None:
+                rewritten, slot = told
+                before = self.found[slot] if slot < len(self.found) else None
+                rewritten = self._with_norms(rewritten, before, slot, slot + 1)
+                edge = dataclasses.replace(edge, rewritten=rewritten)  # noqa: PLW2901
+            found.append(edge)
+        return tuple(found)
 
     def _part(self, index: int) -> Statistics | None:
         number = len(self.plan.sites) + index

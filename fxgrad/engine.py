@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import itertools
 import weakref
@@ -27,6 +28,7 @@ from fxgrad.instrumentation.plan import ProbePlan, plan_probes
 from fxgrad.instrumentation.probe import current, put
 from fxgrad.instrumentation.recording import Recording
 from fxgrad.leaves import LeafHooks
+from fxgrad.record.aside import Aside
 from fxgrad.record.recorder import Kept, Recorder
 from fxgrad.record.values import ValueRecorder
 from fxgrad.rewriting.apply import MARK, NodeRules, rules_of
@@ -171,7 +173,7 @@ class Engine:
             recording.edges = EdgeNotes(None) if self.options.sites == "edge" else None
             recording.accumulating = accumulating(recording.parameters)
             recording.values = begin(self._values, self.modules, recording if self.options.channels else None)
-            recording.window = self._windows.open(self.model, MARK)
+            recording.window = self._windows.open(self.model, MARK, functools.partial(Aside, self.options.level))
             if self.training is not None:
                 self.training.forward(recording)
         if rules is not None:

@@ -14,7 +14,19 @@ from dataclasses import dataclass, fields, replace
 import networkx as nx
 
 from fxgrad.errors import SiteNotFoundError
-from fxgrad.schema import BlindSpot, Edge, GradientFlow, ModuleCall, ModuleFlow, Node, Reason, Site, Statistics
+from fxgrad.schema import (
+    BlindSpot,
+    Edge,
+    GradientFlow,
+    ModuleCall,
+    ModuleFlow,
+    Node,
+    ParameterRecord,
+    Reason,
+    Rewritten,
+    Site,
+    Statistics,
+)
 
 _NODE_FIELDS = ("name", "op", "target", "module_path", "module_type", "call_index", "source")
 _STATISTICS = ("rms", *(f.name for f in fields(Statistics) if f.name != "exponent_histogram"))  # no plain attribute
@@ -28,7 +40,9 @@ def to_networkx(flow: GradientFlow) -> nx.DiGraph[str]:
     returned several, theirs are prefixed by their position (``"[0].l2_norm"``) and ``l2_norm`` is the joint one.
     What was not measured is absent; ``blind_spot`` has the reason's word and ``blind_spot_detail`` a sentence (of
     several outputs: prefixed, and ``blind_spot`` has the words of all of them).  Where rewrite rules stand,
-    ``rewritten_by`` names them, and statistics of what they passed on are prefixed by ``after``.
+    ``rewritten_by`` names them, and statistics of what they passed on are prefixed by ``after``; at edges those of what
+    came to them by ``before``.  ``rewritten_changed`` counts entries, ``rewritten_reason`` says why there are no
+    statistics.  A node has the same for its parameters, prefixed by ``parameter`` and the name.
 
     There is one edge per pair of nodes: ``output_position`` and ``arguments`` say which tensors it carries and as which
     arguments, ``uses`` how many there are.  Statistics of a single use stand as they are; those of several are prefixed
@@ -44,12 +58,14 @@ def to_networkx(flow: GradientFlow) -> nx.DiGraph[str]:
         backward=flow.event.backward,
     )
     sites, spots = sites_of(flow), _spots_of(flow)
+    parameters = {record.name: record for record in flow.parameters}
     for order, node in enumerate(flow.nodes):
         graph.add_node(
             node.key,
             order=order,
             **_present({name: getattr(node, name) for name in _NODE_FIELDS}),
             **_node_attributes(sites.get(node.key, []), spots.get(node.key, [])),
+            **_parameter_attributes(parameters[name] for name in node.parameters if name in parameters),
         )
     uses: dict[tuple[str, str], list[Edge]] = {}
     for edge in flow.edges:
@@ -98,14 +114,34 @@ def _site_attributes(site: Site) -> _Plain:
         facts["derived_from"] = site.derived_from
     after: _Plain = {}
     if site.rewritten is not None:
-        facts["rewritten_by"] = ", ".join(site.rewritten.rules)
-        passed = _statistics_attributes(site.rewritten.after)
-        after = {f"after.{name}": value for name, value in passed.items()}
+        after = _rewritten_attributes(site.rewritten, before=False)
     return _present(facts) | _statistics_attributes(site.statistics) | after
 
 
 def _statistics_attributes(statistics: Statistics | None) -> _Plain:
     return {} if statistics is None else _present({name: getattr(statistics, name) for name in _STATISTICS})
+
+
+def _rewritten_attributes(rewritten: Rewritten, *, before: bool = True) -> _Plain:
+    """What rules did; ``before`` is left out where it stands there anyway."""
+    changed = [count for count in rewritten.changed if count is not None]
+    found = _present({
+        "rewritten_by": ", ".join(rewritten.rules),
+        "rewritten_changed": sum(changed) if changed else None,
+        "rewritten_reason": rewritten.reason,
+    })  # fmt: skip
+    for word, statistics in (("before", rewritten.before if before else None), ("after", rewritten.after)):
+        found.update({f"{word}.{name}": value for name, value in _statistics_attributes(statistics).items()})
+    return found
+
+
+def _parameter_attributes(records: Iterable[ParameterRecord]) -> _Plain:
+    found: _Plain = {}
+    for record in records:
+        if record.rewritten is not None:
+            attributes = _rewritten_attributes(record.rewritten)
+            found.update({f"parameter.{record.name}.{name}": value for name, value in attributes.items()})
+    return found
 
 
 def _edge_attributes(edges: list[Edge], reasons: list[Reason]) -> _Plain:
@@ -123,7 +159,8 @@ def _edge_attributes(edges: list[Edge], reasons: list[Reason]) -> _Plain:
         prefix = f"{edge.consumer.argument}." if len(edges) > 1 else ""
         found.update({f"{prefix}{name}": value for name, value in _statistics_attributes(edge.statistics).items()})
         if edge.rewritten is not None:
-            found[f"{prefix}rewritten_by"] = ", ".join(edge.rewritten.rules)
+            attributes = _rewritten_attributes(edge.rewritten)
+            found.update({f"{prefix}{name}": value for name, value in attributes.items()})
     joint = joint_norm(edges)
     if joint is not None:
         found["l2_norm"] = joint

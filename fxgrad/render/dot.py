@@ -27,7 +27,16 @@ from fxgrad.render.palette import (
     Scale,
     text_colour,
 )
-from fxgrad.render.words import Look, check_norm, norm_words, number, rewritten_counts, rule_words
+from fxgrad.render.words import (
+    Look,
+    audit_lines,
+    check_norm,
+    norm_words,
+    number,
+    rewritten_counts,
+    rule_words,
+    way_words,
+)
 from fxgrad.schema import Edge, Finding, GradientFlow, NormWord
 from fxgrad.store import write_whole
 
@@ -226,7 +235,10 @@ class _Picture:
     def _use_words(self, edge: Edge) -> str:
         use = f"{edge.producer}{edge.output_position} -> {edge.consumer.key} {edge.consumer.argument}"
         use += f": {self.norm} {norm_words(edge.statistics, self.norm)}" if edge.measured else ""
-        return use if edge.rewritten is None else f"{use}, rewritten by {rule_words(edge.rewritten)}"
+        if edge.rewritten is None:
+            return use
+        words = [way_words(edge.rewritten, self.norm), *audit_lines(edge.rewritten)]
+        return f"{use}, rewritten by {rule_words(edge.rewritten)}: {'; '.join(words)}"
 
     def _legend(self, graph: Any) -> None:
         """In one row, so that it takes no height from the graph beside it."""

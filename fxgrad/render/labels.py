@@ -9,7 +9,18 @@ from dataclasses import fields
 from fxgrad.graph import Drop, biggest_drops, joint_norm, ratios, sites_of
 from fxgrad.render.boxes import Box
 from fxgrad.render.gains import Gains
-from fxgrad.render.words import Look, look_of, norm_words, number, rewritten_words, rule_words, shape_words
+from fxgrad.render.words import (
+    Look,
+    audit_lines,
+    before_after,
+    look_of,
+    norm_words,
+    number,
+    rewritten_words,
+    rule_words,
+    shape_words,
+    way_words,
+)
 from fxgrad.schema import BlindSpot, Edge, GradientFlow, Node, NormWord, ParameterRecord, Site, Statistics
 
 _NAME = 44  # characters of a name in a label; the tooltip has all of it
@@ -67,6 +78,12 @@ class Labels:
         found = [one for node in box.all_nodes for one in self._parameters_of(node) if one.rewritten is not None]
         return list({one.name: one for one in found}.values())
 
+    def _before_after(self, record: ParameterRecord) -> str:
+        """The norms of a parameter's gradient before and after the rules, where there are both."""
+        rewritten = record.rewritten
+        known = rewritten is not None and rewritten.before is not None and rewritten.after is not None
+        return before_after(rewritten, self._norm) if known and rewritten is not None else ""
+
     def _parameters_of(self, node: Node) -> list[ParameterRecord]:
         return [self._parameters[name] for name in node.parameters if name in self._parameters]
 
@@ -109,7 +126,8 @@ class Labels:
             lines.append("blind: " + ", ".join(reasons))
         # Who did it is in the tooltip.
         lines += [rewritten_words(site, self._norm).partition(" by ")[0] for site in self.rewritten(box)[:_TENSORS]]
-        lines += [f"rewritten: {short(one.name)}" for one in self.rewritten_parameters(box)[:_TENSORS]]
+        for one in self.rewritten_parameters(box)[:_TENSORS]:
+            lines.append(f"rewritten: {short(one.name)} {self._before_after(one)}".strip())
         return lines + [f"DROP x{number(drop.ratio)}" for drop in self.drops(box)]
 
     def _norm_line(self, box: Box) -> str:
@@ -164,13 +182,16 @@ class Labels:
         for site in self._sites.get(node.key, []):
             lines += self._site_tooltip(site)
         for one in self._parameters_of(node):
-            lines += [] if one.rewritten is None else [f"{one.name}: rewritten by {rule_words(one.rewritten)}"]
+            if one.rewritten is not None:
+                words = f"{rule_words(one.rewritten)}: {way_words(one.rewritten, self._norm)}"
+                lines += [f"{one.name}: rewritten by {words}", *(f"  {line}" for line in audit_lines(one.rewritten))]
         return lines + [f"{spot.reason}: {spot.detail}" for spot in self._spots.get(node.key, [])]
 
     def _site_tooltip(self, site: Site) -> list[str]:
         lines = [f"{site.id}: {shape_words(site)} on {site.device}", f"  {_all_statistics(site.statistics)}"]
         if site.rewritten is not None:
             lines.append(f"  rewritten by {rule_words(site.rewritten)}: {_all_statistics(site.rewritten.after)}")
+            lines += [f"  {line}" for line in audit_lines(site.rewritten)]
         if site.id in self._ratios:
             lines.append(f"  ratio to the sites nearer to the loss {number(self._ratios[site.id])}")
         return lines

@@ -15,6 +15,7 @@ from fxgrad.render.findings import severity_counts, top_lines
 from fxgrad.render.marks import findings_from, nodes_blamed, ranked
 from fxgrad.render.palette import DECADES
 from fxgrad.render.words import (
+    before_after,
     blind_counts,
     check_norm,
     look_of,
@@ -23,12 +24,14 @@ from fxgrad.render.words import (
     printable,
     rewritten_counts,
     rewritten_words,
+    rule_words,
     shape_words,
     short_source,
 )
 from fxgrad.schema import Finding, GradientFlow, NormWord, Site
 
 _BAR = 12
+_REWRITTEN = 10  # rows for edges, and for parameters, that rules act on
 _STYLES = {
     "measured": "",
     "zero": "bold yellow",
@@ -48,7 +51,8 @@ def table(
     Args:
         flow: what to show.
         norm: ``"l2_norm"``, ``"rms"`` or ``"max_abs"``, in the units of the gradient.
-        limit: rows at most; the largest drops, culprits and what is special are kept first.
+        limit: rows of sites at most; the largest drops, culprits and what is special are kept first.  Rewritten edges
+            and parameters follow below, some of each.
         findings: whose culprits are marked, or a ``Diagnosis``; None for none.
 
     Raises:
@@ -90,7 +94,25 @@ def table(
         style = "bold reverse" if marker else _STYLES[look_of(site.statistics)]
         culprit = [_text(f"<- {word}", "bold magenta") for word in marks.get(site.id, [])]
         result.add_row(Text("\n").join([name, *culprit]), *map(_text, words), style=style)
+    _add_rewritten(result, flow, norm)
     return result
+
+
+def _add_rewritten(table: Table, flow: GradientFlow, norm: NormWord) -> None:
+    """Rows for the edges and parameters that rewrite rules act on, at most ``_REWRITTEN`` of each."""
+    edges = [
+        (f"{edge.producer}{edge.output_position} -> {edge.consumer.key}", edge.rewritten)
+        for edge in flow.edges if edge.rewritten is not None
+    ]  # fmt: skip
+    parameters = [(record.name, record.rewritten) for record in flow.parameters if record.rewritten is not None]
+    if edges or parameters:
+        table.add_section()
+    for listed in (edges, parameters):
+        for name, rewritten in listed[:_REWRITTEN]:
+            words = f"{name} rewritten {before_after(rewritten, norm)} by {rule_words(rewritten)}"
+            table.add_row(_text(words), "", _text(norm_words(rewritten.before, norm)))
+        if len(listed) > _REWRITTEN:
+            table.add_row(_text(f"... and {len(listed) - _REWRITTEN} more"))
 
 
 def _text(words: str, style: str = "") -> Text:

@@ -76,6 +76,30 @@ def rewritten_words(site: Site, norm: NormWord) -> str:
     return f"rewritten {after} by {rule_words(site.rewritten)}"
 
 
+def before_after(rewritten: Rewritten, norm: NormWord) -> str:
+    """``2 -> 1``: the norm that came to the rules and the one that went on, or why they are not known."""
+    if rewritten.before is None or rewritten.after is None:
+        return rewritten.reason or "not measured"
+    return f"{norm_words(rewritten.before, norm)} -> {norm_words(rewritten.after, norm)}"
+
+
+def way_words(rewritten: Rewritten, norm: NormWord) -> str:
+    """The same with the name of the norm."""
+    words = before_after(rewritten, norm)
+    return words if rewritten.before is None or rewritten.after is None else f"{norm} {words}"
+
+
+def audit_lines(rewritten: Rewritten) -> list[str]:
+    """What each of the rules did, where it was counted."""
+    lines = []
+    for place, name in enumerate(rewritten.rules if rewritten.norms_after else ()):
+        before, after = rewritten.norms_before[place], rewritten.norms_after[place]
+        if after is not None:
+            words = f"changed {rewritten.changed[place]} entries, l2_norm {number(before)} -> {number(after)}"
+            lines.append(f"{name}: fired {rewritten.fired[place]} of {rewritten.ran[place]}, {words}")
+    return lines
+
+
 def rule_words(rewritten: Rewritten) -> str:
     """The rules of a site, edge or parameter, and how many entries they changed where that was counted."""
     changed = [count for count in rewritten.changed if count is not None]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import weakref
 from collections.abc import Hashable, Sequence
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 from fxgrad.errors import RuleError
 from fxgrad.leaves import LeafHooks
-from fxgrad.rewriting.edges import Made, attach, edge_words
+from fxgrad.rewriting.edges import Attaching, Made, edge_words
 from fxgrad.rewriting.resolving import Resolution, nothing_found
 from fxgrad.rewriting.rule import Rule, apply_through
 from fxgrad.rewriting.state import Bound, State
@@ -170,6 +171,8 @@ class Pass:
         self._names: tuple[Site, ...] = ()
         self.tally = Tally()
         self._at_edges: dict[str, list[Bound]] = {}
+        self._edge_slots: dict[str, int] = {}
+        self._untold: dict[str, str] = {}
         self._chains: dict[int, tuple[weakref.ref[Tensor], Any, Chain]] = {}
         self._made: Made = {}
         self._nodes: set[Any] = set()  # autograd nodes of the values so far, where a rule needs to know them
@@ -231,7 +234,9 @@ class Pass:
         resolution = self.rules.resolve(self.recording.plan)
         self._take(resolution)
         if resolution.uses is not None:
-            attach(self, self.rules.at_edges, resolution.uses, self._made)
+            attaching = Attaching(self, resolution.uses, resolution.at_edges, self._made)
+            attaching.attach(self.rules.at_edges)
+            self._edge_slots, self._untold = resolution.at_edges, attaching.untold
             for entry, uses in zip(self.rules.at_edges, resolution.uses.by_rule, strict=True):
                 for use in uses:
                     self._at_edges.setdefault(use.id, []).append(entry)
@@ -290,11 +295,14 @@ class Pass:
             return None
         return self._told(bound, [(number, place) for place in range(len(bound))]), self._after[number]
 
-    def told_of_edge(self, edge: Edge) -> Rewritten | None:
-        """For the flow: what the rules at an edge did."""
+    def told_of_edge(self, edge: Edge) -> tuple[Rewritten, int] | None:
+        """For the flow: what the rules at an edge did, and the slot of what came; what went on is in the next one."""
         words = edge_words(edge) if self._at_edges else ""
         bound = self._at_edges.get(words)
-        return None if bound is None else self._told(bound, [(words, id(state), number) for state, number, _ in bound])
+        if bound is None:
+            return None
+        told = self._told(bound, [(words, id(state), number) for state, number, _ in bound])
+        return dataclasses.replace(told, reason=self._untold.get(words)), self._edge_slots[words]
 
     def _told(self, bound: Sequence[Bound], keys: Sequence[Hashable]) -> Rewritten:
         audited = [state.audit.level == "full" for state, _, _ in bound]
@@ -322,6 +330,11 @@ class Pass:
                 if observe and index in self._after:
                     self.recording.sink.observe(self.recording, self._after[index], result)
         return None if result is gradient else result
+
+    def measure(self, slot: int, gradient: Tensor) -> None:
+        """Record a gradient in a slot, where that is wanted."""
+        if self.observing and slot >= 0:
+            self.recording.sink.observe(self.recording, slot, gradient)
 
     def _known_table(self) -> dict[int, tuple[Bound, ...]]:
         if self._table is not None:

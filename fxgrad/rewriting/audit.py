@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,6 +25,10 @@ class _Slots:
         self.counts = torch.zeros((_BLOCK, 2), dtype=torch.int64, device=device)
         self.norms = torch.zeros((_BLOCK, 2), dtype=wide, device=device)
 
+    def joined(self) -> Tensor:
+        """A copy of counts and norms, shape (rows, 4)."""
+        return torch.cat([self.counts.to(self.norms.dtype), self.norms], dim=1)
+
     def row(self, place: Place) -> int:
         row = self.rows.setdefault(place, len(self.rows))
         if row >= len(self.counts):
@@ -33,31 +37,60 @@ class _Slots:
         return row
 
 
+class Noted(NamedTuple):
+    """What one run of a rule did, on the device: entries that it changed, l2 norms of what it got and made."""
+
+    changed: Tensor | int
+    before: Tensor
+    after: Tensor
+
+
+class Did(NamedTuple):
+    """What a rule did at a place over some time.
+
+    Attributes:
+        ran: how often it ran.
+        fired: how often it changed an entry; like all that follow, None without ``audit="full"``.
+        changed: how many entries it changed.
+        before, after: l2 norms at its latest run; None where it did not run.
+    """
+
+    ran: int
+    fired: int | None = None
+    changed: int | None = None
+    before: float | None = None
+    after: float | None = None
+
+
 class Snapshot:
-    """Counts as they were at one moment."""
+    """Counts and norms as they were at one moment."""
 
     def __init__(
-        self, ran: dict[Place, int], counts: dict[torch.device, tuple[dict[Place, int], Tensor]], *, audited: bool
+        self, ran: dict[Place, int], slots: dict[torch.device, tuple[dict[Place, int], Tensor]], *, audited: bool
     ) -> None:
         self._ran = ran
-        self._counts = counts
+        self._slots = slots
         self._audited = audited
 
-    def since(self, earlier: Snapshot) -> dict[Place, tuple[int, int | None, int | None]]:
-        """By place: how often its rule ran since an earlier moment, how often it fired and what it changed."""
+    def since(self, earlier: Snapshot) -> dict[Place, Did]:
+        """By place: what its rule did since an earlier moment."""
         now, then = self._on_host(), earlier._on_host()
-        found: dict[Place, tuple[int, int | None, int | None]] = {}
+        found: dict[Place, Did] = {}
         for place, ran in self._ran.items():
             times = ran - earlier._ran.get(place, 0)
-            new, old = now.get(place, (0, 0)), then.get(place, (0, 0))
-            found[place] = (times, new[0] - old[0], new[1] - old[1]) if self._audited else (times, None, None)
+            if not self._audited:
+                found[place] = Did(times)
+                continue
+            fired, changed, *norms = now.get(place, (0, 0))
+            fired_then, changed_then = then.get(place, (0, 0))[:2]
+            found[place] = Did(times, int(fired - fired_then), int(changed - changed_then), *(norms if times else ()))
         return found
 
-    def _on_host(self) -> dict[Place, tuple[int, int]]:
-        found: dict[Place, tuple[int, int]] = {}
-        for rows, counts in self._counts.values():
-            values = counts.tolist()
-            found |= {place: (values[row][0], values[row][1]) for place, row in rows.items()}
+    def _on_host(self) -> dict[Place, tuple[float, ...]]:
+        found: dict[Place, tuple[float, ...]] = {}
+        for rows, joined in self._slots.values():
+            values = joined.tolist()
+            found |= {place: tuple(values[row]) for place, row in rows.items()}
         return found
 
 
@@ -77,10 +110,10 @@ class Audit:
         """Have a record of this place, though nothing ran there yet."""
         self._ran.setdefault(place, 0)
 
-    def note(self, place: Place, before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> Tensor | int | None:
+    def note(self, place: Place, before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> Noted | None:
         """A rule ran, and made ``after`` of ``before``; unchanged gradients are the same objects.
 
-        Returns how many entries it changed, on the device; None at level ``count``.
+        Returns what it did, on the device; None at level ``count``.
         """
         self._ran[place] = self._ran.get(place, 0) + 1
         if self.level == "count" or not before:
@@ -97,20 +130,20 @@ class Audit:
                 total = torch.stack(changed).sum()
                 slots.counts[row, 0] += total > 0
                 slots.counts[row, 1] += total
-            slots.norms[row, 0] = joint_norm(map(_dense, before.values()))
-            slots.norms[row, 1] = joint_norm(map(_dense, after.values()))
-        return total
+            norms = [joint_norm(map(_dense, gradients.values())) for gradients in (before, after)]
+            slots.norms[row, 0], slots.norms[row, 1] = norms
+        return Noted(total, *norms)
 
     def snapshot(self) -> Snapshot:
-        """The counts so far; those on a device are copied there."""
-        counts = {device: (dict(slots.rows), slots.counts.clone()) for device, slots in self._slots.items()}
-        return Snapshot(dict(self._ran), counts, audited=self.level == "full")
+        """Counts and norms so far; those on a device are copied there."""
+        copied = {device: (dict(slots.rows), slots.joined()) for device, slots in self._slots.items()}
+        return Snapshot(dict(self._ran), copied, audited=self.level == "full")
 
     def records(self, names: Mapping[int, str]) -> tuple[RuleRecord, ...]:
         """One per rule and place; copies what is on each device to the host, once."""
         rows: dict[Place, list[float]] = {}
         for slots in self._slots.values():
-            joined = torch.cat([slots.counts.to(slots.norms.dtype), slots.norms], dim=1).to("cpu").tolist()
+            joined = slots.joined().to("cpu").tolist()
             rows |= {place: joined[row] for place, row in slots.rows.items()}
         found = []
         for place, ran in sorted(self._ran.items(), key=lambda item: item[0][0]):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,6 +48,7 @@ class BackwardRules:
         self._hooks: dict[tuple[int, int], tuple[Tensor, RemovableHandle]] = {}
         self._open: dict[int, _Event] = {}
         self._lock = threading.RLock()
+        self._arrived: tuple[int, list[str]] = (-1, [])  # in which pass, and where rules changed what arrived
 
     def refresh(self) -> None:
         """Follow the model's parameters."""
@@ -56,7 +58,7 @@ class BackwardRules:
         for state, number, _ in self.on_arrival:
             for unit in self._units.of(number):
                 for _, parameter in unit.members:
-                    wanted[id(parameter), number] = (parameter, _OnArrival(state, number, unit.name))
+                    wanted[id(parameter), number] = (parameter, _OnArrival(self, (state, number), unit.name, parameter))
         for key in self._hooks.keys() - wanted.keys():
             self._hooks.pop(key)[1].remove()
         for key, (parameter, hook) in wanted.items():
@@ -69,6 +71,15 @@ class BackwardRules:
             handle.remove()
         self._hooks.clear()
         self._open.clear()
+
+    def changed(self, name: str | None = None) -> list[str]:
+        """Where rules changed what arrived in this backward pass; with ``name``, one more such place."""
+        task = current_backward()
+        if self._arrived[0] != task:
+            self._arrived = (task, [])
+        if name is not None:
+            self._arrived[1].append(name)
+        return self._arrived[1]
 
     # ---- one backward pass -------------------------------------------------------------------------------------
 
@@ -144,6 +155,8 @@ class BackwardRules:
             if added is not None:
                 contributed[key] = (before.parameter, added.detach())
         new = separate(compute(self.at_end, self._units, contributed))
+        for key, (parameter, came) in contributed.items() if self._state.windows else ():
+            self._state.tell(parameter, (came, new.get(key, (parameter, came))[1]), "backward")
         with torch.no_grad():
             for key, (parameter, gradient) in new.items():
                 saved = event.before[key].saved
@@ -168,19 +181,29 @@ class _Contribution:
 class _OnArrival:
     """The hook of a parameter with a rule that runs as its gradient arrives."""
 
-    __slots__ = ("name", "number", "state")
+    __slots__ = ("name", "number", "parameter", "rules", "state")
     __torch_unserializable__ = True
 
-    def __init__(self, state: State, number: int, name: str) -> None:
-        self.state = state
-        self.number = number
+    def __init__(self, rules: BackwardRules, which: tuple[State, int], name: str, parameter: Tensor) -> None:
+        self.rules = rules
+        self.state, self.number = which
         self.name = name
+        self.parameter = weakref.ref(parameter)
 
     def __call__(self, gradient: Tensor) -> Tensor | None:
         """The gradient after the rule; None where it is left alone."""
-        if not self.state.runs(self.state.rules[self.number]):
-            return None
-        result = self.state.one(self.number, self.name, gradient)
+        runs = self.state.runs(self.state.rules[self.number])
+        try:
+            result = self.state.one(self.number, self.name, gradient) if runs else gradient
+        except RuleError as error:
+            done = ", ".join(dict.fromkeys(self.rules.changed())) or "nothing else"
+            message = f"{error}. The backward pass stops here; of what arrived in it this rewrite changed: {done}"
+            raise RuleError(message) from (error.__cause__ or error)
+        if result is not gradient:
+            self.rules.changed(self.name)
+        parameter = self.parameter()
+        if parameter is not None and self.state.windows and not self.state.quiet():
+            self.state.tell(parameter, (gradient, result), "arrival", self.number)
         return None if result is gradient else result
 
 

@@ -90,7 +90,7 @@ def compute(bound: Iterable[Bound], units: Units, gradients: Gradients, only: se
                 try:
                     _compute_unit(state, number, unit, gradients, new)
                 except RuleError as error:
-                    message = f"{error}. No gradient of a parameter was changed."
+                    message = f"{error}. No gradient of a parameter was changed by this rewrite."
                     raise RuleError(message) from (error.__cause__ or error)
     return new
 
@@ -168,6 +168,14 @@ class StepRules:
         """Whether rules act on one of these parameters."""
         return any(id(p) in held for p in self._units.parameters(self.bound))
 
+    def early(self, held: set[int]) -> bool:
+        """Whether rules are about to rewrite the gradient of a parameter before the step of another optimizer."""
+        fresh = {
+            id(p) for p in self._units.parameters(self.bound) if p.grad is not None and not self._waits(id(p), p.grad)
+        }
+        units = ({id(p) for _, p in unit.members} for _, n, _ in self.bound for unit in self._units.of(n))
+        return any(unit & held & fresh and (unit & fresh) - held for unit in units)
+
     def apply(self, held: set[int] | None = None) -> None:
         """Rewrite ``.grad``, of all layers or of those with a parameter in ``held`` (ids).
 
@@ -180,9 +188,12 @@ class StepRules:
         wanted = fresh if held is None else fresh & held
         self.applied = self.applied or bool(wanted)
         new = separate(compute(self.bound, self._units, gradients, wanted))
+        touched = self._touched(wanted)
+        for key, (parameter, before) in gradients.items() if self._state.windows else ():
+            if key in touched:
+                self._state.tell(parameter, (before, new.get(key, (parameter, before))[1]), "step")
         for parameter, gradient in new.values():
             parameter.grad = gradient
-        touched = self._touched(wanted)
         for parameter in parameters:
             if id(parameter) in touched and parameter.grad is not None:
                 self._waiting[id(parameter)] = weakref.ref(parameter.grad)

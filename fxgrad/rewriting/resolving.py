@@ -9,7 +9,7 @@ from torch import nn
 
 from fxgrad.rewriting.edges import Uses
 from fxgrad.rewriting.patterns import near
-from fxgrad.rewriting.rule import Rule
+from fxgrad.rewriting.rule import Rule, selects
 from fxgrad.rewriting.selection import Nodes, Outputs, Surroundings, op_word
 from fxgrad.rewriting.state import Bound
 from fxgrad.schema import Site
@@ -26,14 +26,21 @@ class Resolution:
         self.by_rule: list[list[int]] = []
         for entry in bound:
             where: Any = entry[2].where
-            numbers = [number for number, site in enumerate(self.sites) if where.matches(site, around)]
+            numbers = [
+                number for number, site in enumerate(self.sites)
+                if selects(entry[2], site.id, where.matches, site, around)
+            ]  # fmt: skip
             self.by_rule.append(numbers)
             for number in numbers:
                 self.table[number] = (*self.table.get(number, ()), entry)
-        self.uses = Uses(plan, self.sites, at_edges) if at_edges else None
+        self.uses = Uses(plan, self.sites, at_edges, around) if at_edges else None
         #: A gradient after the rules is recorded behind the sites and edge sites: site -> index.
         behind = len(self.sites) + len(plan.fan_out)
         self.after = {number: behind + n for n, number in enumerate(sorted(self.table))}
+        #: Behind these what comes to each edge, and next to it what goes on: edge in words -> index.
+        behind += len(self.after)
+        used = () if self.uses is None else dict.fromkeys(use.id for uses in self.uses.by_rule for use in uses)
+        self.at_edges = {words: behind + 2 * n for n, words in enumerate(used)}
 
 
 def bare_sites(plan: Any) -> tuple[Site, ...]:

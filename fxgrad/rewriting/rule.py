@@ -128,6 +128,19 @@ class Rule:
     seed: int = 0
 
 
+def selects(rule: Rule, place: str, question: Callable[..., bool], *asked: Any) -> bool:
+    """What a rule's selection says of a site or an edge.
+
+    Raises:
+        RuleError: a predicate of the user raised.
+    """
+    try:
+        return question(*asked)
+    except Exception as error:
+        message = f"the selection of rule {rule.name!r} raised {type(error).__name__} at {place!r}: {error}"
+        raise RuleError(message) from error
+
+
 def apply_to_one(rule: Rule, gradient: Tensor, moment: Moment) -> Tensor:
     """What a rule makes of one gradient; ``gradient`` itself where it leaves it alone.
 

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from fxgrad.errors import OptionError
 from fxgrad.rewriting.patterns import Kind, Pattern, check_kinds, check_pattern, fits, is_of, kind_word, pattern_words
-from fxgrad.schema import Node, Site
+from fxgrad.schema import Edge, Node, Site
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,47 +142,97 @@ def outputs(path: Pattern, *, optional: bool = False) -> Outputs:
     return Outputs(path, optional)
 
 
+End = Pattern | Nodes | Outputs
+
+
 @dataclass(frozen=True, slots=True)
 class Edges:
     """Edge sites: the part of a gradient that one consumer sends back.  Made by ``edges``."""
 
-    producer: Pattern
-    consumer: Pattern | None = None
-    argument: str | None = None
+    producer: End | None = None
+    consumer: End | None = None
+    argument: Pattern | None = None
+    predicate: Callable[[Edge], bool] | None = None
     optional: bool = False
 
     @property
     def words(self) -> str:
-        """The selection as it was written."""
-        consumer = "" if self.consumer is None else f", {pattern_words(self.consumer)}"
-        return f"edges({pattern_words(self.producer)}{consumer})"
+        """The selection as it was written, as far as that can be told."""
+        parts = [] if self.producer is None else [_end_words(self.producer)]
+        if self.consumer is not None:
+            parts.append(("" if parts else "consumer=") + _end_words(self.consumer))
+        if self.argument is not None:
+            parts.append(f"argument={pattern_words(self.argument)}")
+        if self.predicate is not None:
+            parts.append("predicate=...")
+        return f"edges({', '.join(parts)})"
 
-    def matches(self, site: Site, consumer: Node, argument: str) -> bool:
-        """Whether the use of a site's value by a node as this argument is selected."""
-        if not any(fits(self.producer, name) for name in (site.id, site.key, site.module_path)):
+    def takes_producer(self, site: Site, around: Surroundings) -> bool:
+        """Whether the value at a site may be the one of a selected edge."""
+        end = self.producer
+        if end is None or isinstance(end, (Nodes, Outputs)):
+            return end is None or end.matches(site, around)
+        return any(fits(end, name) for name in (site.id, site.key, site.module_path))
+
+    def takes_use(self, edge: Edge, consumer: Node, returned: Iterable[Site], around: Surroundings) -> bool:
+        """Whether a use of such a value is selected; ``returned``: the sites that its consumer returned."""
+        if not _is_end(self.consumer, consumer, returned, around):
             return False
-        if self.consumer is not None and not any(fits(self.consumer, n) for n in (consumer.key, consumer.module_path)):
+        if self.argument is not None and not fits(self.argument, edge.consumer.argument):
             return False
-        return self.argument is None or self.argument == argument
+        return self.predicate is None or bool(self.predicate(edge))
 
 
 def edges(
-    producer: Pattern, consumer: Pattern | None = None, argument: str | None = None, *, optional: bool = False
+    producer: End | None = None,
+    consumer: End | None = None,
+    argument: Pattern | None = None,
+    *,
+    predicate: Callable[[Edge], bool] | None = None,
+    optional: bool = False,
 ) -> Edges:
     """Edge sites: the part of the gradient of ``producer`` that ``consumer`` sends back.
 
+    What is given has to fit altogether; nothing given means every edge.
+
     Args:
-        producer: as ``path`` of ``nodes``.
-        consumer: node key or module path, with ``*``, or a compiled regular expression; None: every one.
-        argument: as which argument, as in ``Consumer.argument``: ``"args[0]"``, ``"kwargs['mask']"``.
+        producer: as ``path`` of ``nodes``; or ``nodes(...)`` or ``outputs(...)``, to choose by op, target, module type,
+            dtype or a predicate.
+        consumer: node key or module path, with ``*``, or a compiled regular expression; or ``nodes(...)`` or
+            ``outputs(...)``, one of whose sites the consumer has to return.  The graph's output returns none, so only a
+            path, op, target or module type finds it.
+        argument: as which argument, as in ``Consumer.argument``: ``"args[0]"``, ``"kwargs['mask']"``; with ``*``, or a
+            compiled regular expression.
+        predicate: takes an ``Edge`` without statistics.
         optional: whether it is fine when nothing is found.
 
     Raises:
-        OptionError: a pattern is of another type.
+        OptionError: an argument is of another type, or ``optional=True`` stands inside of an end.
     """
-    check_pattern(producer)
-    check_pattern(consumer)
-    return Edges(producer, consumer, argument, optional)
+    for end in (producer, consumer):
+        if not isinstance(end, (Nodes, Outputs)):
+            check_pattern(end)
+        elif end.optional:
+            message = f"optional=True belongs to edges(..., optional=True), not to {end.words} inside of it"
+            raise OptionError(message)
+    check_pattern(argument)
+    return Edges(producer, consumer, argument, predicate, optional)
+
+
+def _is_end(end: End | None, node: Node, sites: Iterable[Site], around: Surroundings) -> bool:
+    """Whether a node is the consumer that a selection asks for."""
+    if end is None:
+        return True
+    if not isinstance(end, (Nodes, Outputs)):
+        return any(fits(end, name) for name in (node.key, node.module_path))
+    listed = list(sites)
+    if not listed and isinstance(end, Nodes) and end.dtype is None and end.predicate is None:
+        listed = [Site(node, "", (), "", "", None)]
+    return any(end.matches(site, around) for site in listed)
+
+
+def _end_words(end: End) -> str:
+    return end.words if isinstance(end, (Nodes, Outputs)) else pattern_words(end)
 
 
 def is_relu(site: Site) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import weakref
 import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -45,6 +46,7 @@ class State:
         self.not_rewritten: dict[tuple[int, str], str] = {}
         self.found: set[int] = set()  # rules whose selection has found something
         self.units_of: Callable[[int], list[Unit]] = lambda _: []  # what a rule at parameters acts on, by its number
+        self.windows: weakref.WeakSet[Any] = weakref.WeakSet()  # where a watch notes what happens to parameters
         self._generators: dict[tuple[int, str, torch.device], torch.Generator] = {}
 
     @property
@@ -103,6 +105,14 @@ class State:
         result = apply_to_several(rule, gradients, self.moment(number, place))
         self.audit.note((number, place), gradients, result)
         return result
+
+    def tell(self, parameter: Tensor, way: tuple[Tensor, Tensor], moment: str, number: int = 0) -> None:
+        """Tell a watch what rules made of the gradient of a parameter (``way``: before, after), where one looks.
+
+        ``moment`` is their ``per``, ``number`` tells those of one moment apart that run one by one.
+        """
+        for window in tuple(self.windows):
+            window.note(parameter, *way, (moment, id(self), number))
 
     def report(self) -> RewriteReport:
         """What was done so far."""

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import inspect
+import warnings
 import weakref
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.amp import GradScaler
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from fxgrad.rewriting.layers import StepRules
 from fxgrad.rewriting.state import State
+
+_FRAMES = 12  # between a scaler and our hook: five with torch 2.14, more where a scheduler wraps the step
 
 
 class Steps:
@@ -33,6 +38,7 @@ class Steps:
         self._rules = rules
         self._owned = owned
         self._before = before
+        self._warned = False
         self._stepped: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         # torch keeps these hooks for all optimizers, so they must not keep the model alive.
         here = weakref.WeakMethod(self._pre_step), weakref.WeakMethod(self._post_step)
@@ -79,6 +85,14 @@ class Steps:
         return evaluate
 
     def _apply(self, optimizer: Optimizer, held: set[int]) -> None:
+        if not self._warned and under_loss_scale() and self._rules.early(held):
+            self._warned = True
+            warnings.warn(
+                "a layer is in several optimizers under a loss scale, and rules act on all of it before the step of "
+                "the first, when GradScaler may not have unscaled the gradients of the others; call unscale_ for "
+                "all of them, and then apply() on the rewrite, before the first step",
+                stacklevel=2,
+            )
         _unscale(optimizer)
         self._rules.apply(held)
         self._rules.used(held)
@@ -91,6 +105,17 @@ class Steps:
             self._stepped.clear()
             self._state.step += 1
         self._stepped.add(optimizer)
+
+
+def under_loss_scale() -> bool:
+    """Whether a step is taken by a ``torch.amp.GradScaler``, which calls an optimizer that knows nothing of it."""
+    frame = inspect.currentframe()
+    for _ in range(_FRAMES):
+        frame = None if frame is None else frame.f_back
+        caller = None if frame is None else frame.f_locals.get("self")
+        if isinstance(caller, GradScaler):
+            return caller.is_enabled()
+    return False
 
 
 def _unscale(optimizer: Optimizer) -> None:

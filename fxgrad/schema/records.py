@@ -110,18 +110,27 @@ class Consumer:
 
 @dataclass(frozen=True, slots=True)
 class Rewritten:
-    """What happened to the gradient of a site, an edge or a parameter after it was measured.
+    """What happened to the gradient of a site, an edge or a parameter under rewrite rules.
 
-    Where a rule acts on a layer or group of parameters, ``fired`` and ``changed`` are those of all of them together.
+    Where a rule acts on a layer or group of parameters, ``fired``, ``changed`` and the norms of each rule are those of
+    all of them together; ``before`` and ``after`` are those of the parameter.
 
     Attributes:
         rules: names of the rules that stand there, in the order in which they run.
         ran: how often each of them ran there until the flow was first read: at a site or edge in all backward passes
             through this forward call, at a parameter from this forward call to the next; 0 where its step has not come,
             or where nothing arrived.
-        after: statistics of what they passed on; None where they did not run, and at edges and parameters.
+        after: statistics of what they passed on; None as ``reason`` says.  At a parameter those of the latest time, and
+            where rules act at several moments (``per=``), of the last of these.
         fired: how often each of them changed an entry; None for one without ``audit="full"``, empty where none has it.
         changed: how many entries each of them changed, over all these runs; None and empty likewise.
+        before: statistics of what came to the first of them, at the same time as ``after``.  At a site those of the
+            site; at a parameter of ``.grad`` (``per="step"``), of the contribution of the pass (``"backward"``) or of
+            what arrived (``"arrival"``).
+        norms_before, norms_after: l2 norm of what each of them got and made at its latest run of these; None for one
+            that did not run or without ``audit="full"``, empty where none has it.
+            A straight-through rule acts on what a call passes back to its input, behind ``after``: these are its norms.
+        reason: why ``before`` or ``after`` is None; None where both are there.
     """
 
     rules: tuple[str, ...]
@@ -129,6 +138,10 @@ class Rewritten:
     after: Statistics | None = None
     fired: tuple[int | None, ...] = ()
     changed: tuple[int | None, ...] = ()
+    before: Statistics | None = None
+    norms_before: tuple[float | None, ...] = ()
+    norms_after: tuple[float | None, ...] = ()
+    reason: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +232,7 @@ class Edge(_HasStatistics):
         consumer: who takes it, and as which argument.
         statistics: of the part of the gradient that this consumer sends back; None where not measured (asked for by
             ``sites="edge"``; ``flow.blind_spots`` says why).  The parts of all uses add up to the value's gradient.
-            What rules at the edge made of it is in there.
+            What rules at the edge made of it is in there; ``rewritten.before`` is what they got.
         rewritten: what rewrite rules at this edge did; None where none stands here.
     """
 

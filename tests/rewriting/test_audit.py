@@ -92,8 +92,14 @@ def test_an_edge_says_which_rules_ran_there(sites: Any) -> None:
         model(torch.ones(2, 4)).sum().backward()
         flow = watch.flow()
     told = {edge.consumer.key: edge.rewritten for edge in flow.edges if edge.producer == "fc"}
-    assert told["/tanh"] == fxgrad.schema.Rewritten(("zero_out", "scale(2)"), (1, 1), None, (1, 0), (8, 0))
-    assert told["/add"] == fxgrad.schema.Rewritten(("scale(2)",), (1,), None, (1,), (8,))
+    tanh, add = told["/tanh"], told["/add"]
+    assert (tanh.rules, tanh.ran, tanh.fired, tanh.changed) == (("zero_out", "scale(2)"), (1, 1), (1, 0), (8, 0))
+    assert (add.rules, add.ran, add.fired, add.changed) == (("scale(2)",), (1,), (1,), (8,))
+    part = float((1 - torch.tanh(model.fc(torch.ones(2, 4))).square()).norm().detach())
+    assert tanh.before.l2_norm == pytest.approx(part)
+    assert tanh.norms_before == (pytest.approx(part), 0.0)
+    assert (tanh.after.l2_norm, tanh.norms_after, tanh.reason) == (0.0, (0.0, 0.0), None)
+    assert (add.before.l2_norm, add.after.l2_norm) == (pytest.approx(8**0.5), pytest.approx(2 * 8**0.5))
     assert all(edge.rewritten is None for edge in flow.edges if edge.producer != "fc")
     assert from_json(flow.to_json()) == flow
     if sites == "edge":  # what the rule made of a part is what was measured of it
@@ -112,10 +118,19 @@ def test_a_parameter_says_what_rules_did_from_this_call_to_the_next(per: Any) ->
         train(model, 1, micro=2)
     history = watch.history
     told = [record(flow, "fc2.weight").rewritten for flow in history]
-    assert all(one.rules == ("middle",) and one.after is None for one in told)
+    assert all(one.rules == ("middle",) for one in told)
     each = [1, 1, 1, 0, 1] if per == "step" else [1] * 5  # the step behind two micro-batches comes after the second
     assert [one.ran for one in told] == [(count,) for count in each]
     assert [one.changed for one in told] == [(3 * count,) for count in each]
+    for one, count in zip(told, each, strict=True):
+        assert (one.reason is None) == bool(count)
+        if count:
+            assert one.after.l2_norm > 7
+            assert one.before.l2_norm == pytest.approx(one.norms_before[0])
+            assert one.after.l2_norm == pytest.approx(one.norms_after[0])
+        else:
+            assert (one.before, one.after, one.norms_after) == (None, None, (None,))
+            assert one.reason.startswith("no gradient came to the rules between this forward call and the next")
     assert record(history[0], "fc1.weight").rewritten is None
     assert from_json(history[0].to_json()) == history[0]
 
@@ -126,7 +141,9 @@ def test_layers_and_groups_count_all_their_parameters() -> None:
     with fxgrad.watch(model) as watch, fxgrad.rewrite(model, made):
         train(model, 2)
     told = record(watch.flow(), "fc3.bias").rewritten
-    assert told == fxgrad.schema.Rewritten(("fill_zero(1, 0.5)", "scale(2)"), (1, 1))
+    assert (told.rules, told.ran, told.changed) == (("fill_zero(1, 0.5)", "scale(2)"), (1, 1), ())
+    assert told.after.l2_norm == pytest.approx(2 * told.before.l2_norm)
+    assert told.norms_before == ()  # those of each rule are counted with audit="full" only
 
 
 def test_a_tied_parameter_has_a_line_for_each_of_its_layers() -> None:

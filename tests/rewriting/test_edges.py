@@ -14,6 +14,7 @@ from fxgrad import rules
 from fxgrad.errors import RuleError
 from fxgrad.rules import edges, nodes
 from tests.rewriting.nets import grads, make
+from tests.rewriting.test_nodes import Checkpointed
 
 CAPTURES = ("auto", "eager", "symbolic")
 
@@ -142,6 +143,24 @@ def test_what_is_refused(where: Any, words: str) -> None:
     model = Silu()
     with fxgrad.rewrite(model, rules.scale(2.0, where)), pytest.raises(RuleError, match=words):
         model(torch.randn(3, requires_grad=True))
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_in_a_checkpoint_an_edge_is_rewritten_once_or_told(reentrant: bool) -> None:
+    torch.manual_seed(0)
+    model, x = Checkpointed(reentrant=reentrant), torch.randn(4, 2)
+    plain = grads(model, x)
+    rule = [rules.scale(3.0, edges("block.0", "block.1")), rules.scale(5.0, edges("block.1", "c"))]
+    with fxgrad.rewrite(model, rule) as rewrite, fxgrad.watch(model) as watch:
+        for _ in range(2):
+            found = grads(model, x)
+        flow = watch.flow()
+    inside = 1.0 if reentrant else 3.0  # a reentrant checkpoint has no graph there before the backward pass
+    for name, factor in (("c.bias", 1.0), ("block.0.bias", 5 * inside), ("a.bias", 5 * inside)):
+        assert torch.allclose(found[name], factor * plain[name]), name
+    told = next(edge.rewritten for edge in flow.edges if edge.producer == "block.0")
+    assert [one.place for one in rewrite.report().not_rewritten] == ["block.0 -> block.1 args[0]"] * reentrant
+    assert told.reason == ("no gradient is passed back there that a hook can see" if reentrant else None)
 
 
 def test_a_leaf_and_the_output_are_told() -> None:

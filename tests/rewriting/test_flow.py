@@ -63,7 +63,9 @@ def test_rules_that_do_not_run_yet_are_named() -> None:
     model.requires_grad_(True)
     with fxgrad.watch(model) as watch, fxgrad.rewrite(model, rules.scale(2.0, nodes("input:x"))):
         train(model, 1)
-        assert watch.flow().site("input:x").rewritten == fxgrad.schema.Rewritten(("scale(2)",), (0,), None)
+        nothing = watch.flow().site("input:x").rewritten
+        assert (nothing.ran, nothing.before, nothing.after) == ((0,), None, None)
+        assert nothing.reason == "no gradient came to the rules in this backward pass"
 
 
 @pytest.mark.parametrize("order", ["watch first", "rewrite first"])
