@@ -16,6 +16,7 @@ def load() -> None:
         exam2_faults3,
         exam2_healthy2,
         exam2_healthy3,
+        exam2_healthy4,
         exam2_more,
         exam2_series,
         exam2_traps,
