@@ -42,7 +42,12 @@ def one_shared_cell_applied_thirty_times() -> Case:
     return Case(model, (torch.randn(12, 6),), ce(12, 2))
 
 
-@fault("vanishing", "vanishing saturated", r".*(sigmoid|mul|add|cell|tanh|chunk|gates).*", tiny("enter.weight", "out.weight", 1e-8))
+@fault(
+    "vanishing",
+    "vanishing saturated",
+    r".*(sigmoid|mul|add|cell|tanh|chunk|gates).*",
+    tiny("enter.weight", "out.weight", 1e-8),
+)
 def hand_written_lstm_that_forgets() -> Case:
     def run(m: Net, x: Tensor) -> Tensor:
         c, h = m.enter(x), torch.zeros(x.shape[0], 10)
@@ -52,7 +57,9 @@ def hand_written_lstm_that_forgets() -> Case:
             h = torch.sigmoid(o) * torch.tanh(c)
         return m.out(h)
 
-    return Case(Net(run, enter=nn.Linear(5, 10), gates=nn.Linear(10, 40), out=nn.Linear(10, 1)), (torch.randn(8, 5),), mse(8, 1))
+    return Case(
+        Net(run, enter=nn.Linear(5, 10), gates=nn.Linear(10, 40), out=nn.Linear(10, 1)), (torch.randn(8, 5),), mse(8, 1)
+    )
 
 
 @fault("vanishing", "vanishing", r"mix.*|/.*", tiny("mix.0.weight", "out.weight", 1e-5))
@@ -117,7 +124,9 @@ def einsum_of_standard_normal_weights() -> Case:
             x = torch.relu(torch.einsum("oi,bi->bo", w, x))
         return m.out(x)
 
-    return Case(Net(run, ws=params(13, 32, 32, std=1.0), out=nn.Linear(32, 1)), (torch.randn(8, 32),), lambda o: o.mean())
+    return Case(
+        Net(run, ws=params(13, 32, 32, std=1.0), out=nn.Linear(32, 1)), (torch.randn(8, 32),), lambda o: o.mean()
+    )
 
 
 @fault("exploding", "exploding", r"(/add|fs).*", lambda g: g.finite and g.norm("enter.weight") > 1e5)
@@ -180,9 +189,7 @@ def one_functional_kernel_a_hundred_thousand() -> Case:
         h = F.relu(m.b(h * 1.0))
         return m.out(h.mean(-1))
 
-    model = Net(
-        run, a=nn.Conv1d(3, 8, 3), w=torch.randn(8, 8, 3) * 2e4, b=nn.Conv1d(8, 8, 3), out=nn.Linear(8, 2)
-    )
+    model = Net(run, a=nn.Conv1d(3, 8, 3), w=torch.randn(8, 8, 3) * 2e4, b=nn.Conv1d(8, 8, 3), out=nn.Linear(8, 2))
     return Case(model, (torch.randn(4, 3, 16),), lambda o: o.mean())
 
 
@@ -202,8 +209,12 @@ def features_standardised_by_a_wrong_buffer() -> Case:
         return m.c(F.mish(m.b(h)))
 
     model = Net(
-        run, a=nn.Linear(6, 12), b=nn.Linear(12, 12), c=nn.Linear(12, 3),
-        b_mean=torch.zeros(12), b_std=torch.full((12,), 3e6),
+        run,
+        a=nn.Linear(6, 12),
+        b=nn.Linear(12, 12),
+        c=nn.Linear(12, 3),
+        b_mean=torch.zeros(12),
+        b_std=torch.full((12,), 3e6),
     )
     return Case(model, (torch.randn(10, 6),), ce(10, 3))
 

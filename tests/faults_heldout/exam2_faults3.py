@@ -7,13 +7,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
-from tests.faults_heldout.exam2_faults2 import between
 from tests.faults_heldout.exam2_nets import Net, bad, ce, lins, nil, none
 from tests.faults_heldout.exam2_traps import INF, blank, trap
 from tests.faults_heldout.program import Case, fault
 
 
-@fault("vanishing", "vanishing scale_break", r"(lns?|fs).*", lambda g: g.norm("fs.0.weight") < 1e-6 * g.norm("out.bias"))
+@fault(
+    "vanishing", "vanishing scale_break", r"(lns?|fs).*", lambda g: g.norm("fs.0.weight") < 1e-6 * g.norm("out.bias")
+)
 def norm_with_eps_of_a_thousand() -> Case:
     def run(m: Net, x: Tensor) -> Tensor:
         for f, ln in zip(m.fs, m.lns, strict=True):
@@ -42,7 +43,12 @@ def softmax_as_hidden_activation() -> Case:
 
 @fault("scale_break", "scale_break vanishing", r".*b.*", lambda g: g.norm("a.weight") < 1e-5 * g.norm("c.bias"))
 def weight_norm_gain_of_a_ten_millionth() -> Case:
-    model = Net(lambda m, x: m.c(torch.tanh(m.b(torch.tanh(m.a(x))))), a=nn.Linear(6, 12), b=parametrizations.weight_norm(nn.Linear(12, 12)), c=nn.Linear(12, 3))
+    model = Net(
+        lambda m, x: m.c(torch.tanh(m.b(torch.tanh(m.a(x))))),
+        a=nn.Linear(6, 12),
+        b=parametrizations.weight_norm(nn.Linear(12, 12)),
+        c=nn.Linear(12, 3),
+    )
     with torch.no_grad():
         model.b.parametrizations.weight.original0.fill_(1e-7)
     return Case(model, (torch.randn(12, 6),), ce(12, 3))
@@ -74,7 +80,11 @@ def attention_weights_under_no_grad() -> Case:
             w = (m.q(x) @ m.k(x).mT / 3).softmax(-1)
         return m.c((w @ m.v(x)).mean(1))
 
-    return Case(Net(run, q=nn.Linear(8, 8), k=nn.Linear(8, 8), v=nn.Linear(8, 8), c=nn.Linear(8, 3)), (torch.randn(6, 5, 8),), ce(6, 3))
+    return Case(
+        Net(run, q=nn.Linear(8, 8), k=nn.Linear(8, 8), v=nn.Linear(8, 8), c=nn.Linear(8, 3)),
+        (torch.randn(6, 5, 8),),
+        ce(6, 3),
+    )
 
 
 @fault("saturated", "saturated", r".*(sigmoid|lerp).*|cell.*|gate", lambda g: g.finite and g.norm("cand.weight") < 1e-6)
@@ -100,7 +110,11 @@ def relu_six_module_all_above() -> Case:
 
 @fault("dead", "dead zero", r"features\.1", nil("features.0.weight"))
 def module_relu_after_negative_batch_of_one() -> Case:
-    model = Net(lambda m, x: m.c(m.features(x).mean((2, 3))), features=nn.Sequential(nn.Conv2d(2, 6, 3), nn.ReLU(inplace=True)), c=nn.Linear(6, 3))
+    model = Net(
+        lambda m, x: m.c(m.features(x).mean((2, 3))),
+        features=nn.Sequential(nn.Conv2d(2, 6, 3), nn.ReLU(inplace=True)),
+        c=nn.Linear(6, 3),
+    )
     nn.init.constant_(model.features[0].bias, -30.0)
     return Case(model, (torch.randn(1, 2, 9, 9),), ce(1, 3))
 
@@ -120,10 +134,21 @@ trap("arccos_of_saturated_tanh", "/arccos /acos", lambda h: torch.arccos(torch.t
 trap("segment_maximum_without_members", r"/sub.*", segments)
 trap("gumbel_noise_of_uniform_zero", "/(mul|sub|log).*", hard_gumbel)
 trap("layer_norm_module_eps_zero", "/(native_)?layer_norm", lambda h: F.layer_norm(blank(h), (8,), eps=0.0))
-trap("batch_norm_in_eval_over_no_variance", "/batch_norm", lambda h: F.batch_norm(h, torch.zeros(8), torch.zeros(8), training=False, eps=0.0))
+trap(
+    "batch_norm_in_eval_over_no_variance",
+    "/batch_norm",
+    lambda h: F.batch_norm(h, torch.zeros(8), torch.zeros(8), training=False, eps=0.0),
+)
 trap("digamma_of_zero", "/digamma", lambda h: torch.digamma(F.relu(h)))
 trap("std_mean_of_one_row", "/std_mean", lambda h: torch.std_mean(h[:1], 0)[0] + h)
-trap("spectral_norm_of_zero_matrix", "/.*(norm|svd).*", lambda h: torch.linalg.matrix_norm(h * 0, "nuc") + torch.linalg.svd(h.t() @ h * 0 + torch.eye(8))[0] @ torch.ones(8), "backward")
+trap(
+    "spectral_norm_of_zero_matrix",
+    "/.*(norm|svd).*",
+    lambda h: (
+        torch.linalg.matrix_norm(h * 0, "nuc") + torch.linalg.svd(h.t() @ h * 0 + torch.eye(8))[0] @ torch.ones(8)
+    ),
+    "backward",
+)
 trap("average_pool_of_log_zero", "/log", lambda h: F.avg_pool1d(torch.log(F.relu(h))[None], 2)[0])
 trap("softplus_inverse_of_zero", "/log", lambda h: torch.log(torch.expm1(F.relu(h))))
 

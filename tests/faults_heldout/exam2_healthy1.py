@@ -21,7 +21,9 @@ def functional_mlp_of_parameters() -> Case:
             x = F.leaky_relu(torch.addmm(b, x, w), 0.1)
         return x @ m.out
 
-    model = Net(run, ws=params(5, 20, 20, std=(2 / 20) ** 0.5), bs=params(5, 20, std=0.01), out=torch.randn(20, 3) * 0.2)
+    model = Net(
+        run, ws=params(5, 20, 20, std=(2 / 20) ** 0.5), bs=params(5, 20, std=0.01), out=torch.randn(20, 3) * 0.2
+    )
     return Case(model, (torch.randn(16, 20),), ce(16, 3))
 
 
@@ -35,7 +37,11 @@ def width_two_xor() -> Case:
 
 @healthy()
 def width_three_elu() -> Case:
-    return Case(nn.Sequential(nn.Linear(3, 3), nn.ELU(), nn.Linear(3, 3), nn.ELU(), nn.Linear(3, 1)), (torch.randn(32, 3),), mse(32, 1))
+    return Case(
+        nn.Sequential(nn.Linear(3, 3), nn.ELU(), nn.Linear(3, 3), nn.ELU(), nn.Linear(3, 1)),
+        (torch.randn(32, 3),),
+        mse(32, 1),
+    )
 
 
 @healthy()
@@ -45,7 +51,9 @@ def width_512_crelu() -> Case:
         h = m.b(torch.cat([h.relu(), (-h).relu()], 1))
         return m.c(torch.cat([h.clamp(min=0), (-h).clamp(min=0)], 1))
 
-    return Case(Net(run, a=nn.Linear(32, 512), b=nn.Linear(1024, 512), c=nn.Linear(1024, 10)), (torch.randn(8, 32),), ce(8, 10))
+    return Case(
+        Net(run, a=nn.Linear(32, 512), b=nn.Linear(1024, 512), c=nn.Linear(1024, 10)), (torch.randn(8, 32),), ce(8, 10)
+    )
 
 
 @healthy("deep")
@@ -69,7 +77,9 @@ def prenorm_rms_stack_of_forty() -> Case:
         return m.out(rms(x, m.g))
 
     gs = nn.ParameterList(nn.Parameter(torch.ones(24)) for _ in range(40))
-    return Case(Net(run, ls=lins(40, 24), gs=gs, g=torch.ones(24), out=nn.Linear(24, 5)), (torch.randn(6, 24),), ce(6, 5))
+    return Case(
+        Net(run, ls=lins(40, 24), gs=gs, g=torch.ones(24), out=nn.Linear(24, 5)), (torch.randn(6, 24),), ce(6, 5)
+    )
 
 
 @healthy("deep")
@@ -200,13 +210,31 @@ def weight_standardised_group_norm_cnn() -> Case:
             w = (w - w.mean((1, 2, 3), keepdim=True)) / (w.std((1, 2, 3), keepdim=True) + 1e-5)
             return F.conv2d(x, w / w[0].numel() ** 0.5, self.bias, self.stride, self.padding)
 
-    m = nn.Sequential(WS(3, 16, 3, padding=1), nn.GroupNorm(4, 16), nn.ReLU(inplace=True), WS(16, 32, 3, stride=2, padding=1), nn.GroupNorm(8, 32), nn.ReLU6(inplace=True), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 7))
+    m = nn.Sequential(
+        WS(3, 16, 3, padding=1),
+        nn.GroupNorm(4, 16),
+        nn.ReLU(inplace=True),
+        WS(16, 32, 3, stride=2, padding=1),
+        nn.GroupNorm(8, 32),
+        nn.ReLU6(inplace=True),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(32, 7),
+    )
     return Case(m, (torch.randn(6, 3, 16, 16),), ce(6, 7))
 
 
 @healthy("norm")
 def instance_norm_style_net() -> Case:
-    m = nn.Sequential(nn.ReflectionPad2d(1), nn.Conv2d(3, 8, 3), nn.InstanceNorm2d(8, affine=True), nn.PReLU(8), nn.Upsample(scale_factor=2), nn.Conv2d(8, 3, 3, padding=1), nn.Tanh())
+    m = nn.Sequential(
+        nn.ReflectionPad2d(1),
+        nn.Conv2d(3, 8, 3),
+        nn.InstanceNorm2d(8, affine=True),
+        nn.PReLU(8),
+        nn.Upsample(scale_factor=2),
+        nn.Conv2d(8, 3, 3, padding=1),
+        nn.Tanh(),
+    )
     return Case(m, (torch.randn(2, 3, 10, 10),), mse(2, 3, 20, 20))
 
 
@@ -217,14 +245,37 @@ def batch_norm_by_hand_eval_stats() -> Case:
         h = F.batch_norm(h, m.b_mean, m.b_var, m.g, m.s, training=False)
         return m.c(h.clamp_min(0))
 
-    model = Net(run, a=nn.Linear(6, 12), g=torch.ones(12), s=torch.zeros(12), b_mean=torch.zeros(12), b_var=torch.ones(12), c=nn.Linear(12, 2))
+    model = Net(
+        run,
+        a=nn.Linear(6, 12),
+        g=torch.ones(12),
+        s=torch.zeros(12),
+        b_mean=torch.zeros(12),
+        b_var=torch.ones(12),
+        c=nn.Linear(12, 2),
+    )
     return Case(model, (torch.randn(1, 6),), ce(1, 2))
 
 
 @healthy("activation")
 def every_activation_once() -> Case:
-    acts = [nn.SELU(), nn.CELU(), nn.Mish(), nn.Softplus(), nn.Hardtanh(-2, 2), nn.ReLU6(), nn.RReLU(), nn.Softsign(), nn.LogSigmoid(), nn.Tanhshrink()]
-    return Case(nn.Sequential(*[x for a in acts for x in (nn.Linear(24, 24), nn.LayerNorm(24), a)], nn.Linear(24, 4)), (torch.randn(16, 24),), ce(16, 4))
+    acts = [
+        nn.SELU(),
+        nn.CELU(),
+        nn.Mish(),
+        nn.Softplus(),
+        nn.Hardtanh(-2, 2),
+        nn.ReLU6(),
+        nn.RReLU(),
+        nn.Softsign(),
+        nn.LogSigmoid(),
+        nn.Tanhshrink(),
+    ]
+    return Case(
+        nn.Sequential(*[x for a in acts for x in (nn.Linear(24, 24), nn.LayerNorm(24), a)], nn.Linear(24, 4)),
+        (torch.randn(16, 24),),
+        ce(16, 4),
+    )
 
 
 @healthy("activation")
@@ -236,7 +287,11 @@ def swish_and_maxout_by_hand() -> Case:
         u, v = m.c(h).tensor_split(2, -1)
         return m.d(u * v.sigmoid())
 
-    return Case(Net(run, a=nn.Linear(5, 12), b=nn.Linear(12, 24), c=nn.Linear(8, 16), d=nn.Linear(8, 2)), (torch.randn(16, 5),), mse(16, 2))
+    return Case(
+        Net(run, a=nn.Linear(5, 12), b=nn.Linear(12, 24), c=nn.Linear(8, 16), d=nn.Linear(8, 2)),
+        (torch.randn(16, 5),),
+        mse(16, 2),
+    )
 
 
 @healthy("dropout")
@@ -265,5 +320,7 @@ def checkpoint_sequential_blocks() -> Case:
             x = x + checkpoint(f, x, use_reentrant=False)
         return m.out(x)
 
-    fs = nn.ModuleList(nn.Sequential(nn.LayerNorm(12), nn.Linear(12, 24), nn.GELU(), nn.Linear(24, 12)) for _ in range(4))
+    fs = nn.ModuleList(
+        nn.Sequential(nn.LayerNorm(12), nn.Linear(12, 24), nn.GELU(), nn.Linear(24, 12)) for _ in range(4)
+    )
     return Case(Net(run, fs=fs, out=nn.Linear(12, 3)), (torch.randn(16, 12),), ce(16, 3))

@@ -81,7 +81,8 @@ def triplet_margin_of_embeddings() -> Case:
 def divergence_with_log_targets() -> Case:
     t = torch.randn(8, 20).log_softmax(-1)
     return Case(
-        mlp(6, 20), (torch.randn(8, 6),),
+        mlp(6, 20),
+        (torch.randn(8, 6),),
         lambda o: F.kl_div(F.log_softmax(o / 4, -1), t, reduction="batchmean", log_target=True) * 16,
     )
 
@@ -96,7 +97,11 @@ def pinball_of_nine_quantiles() -> Case:
 def ctc_over_a_conv_net() -> Case:
     y = torch.randint(1, 6, (3, 4))
     m = nn.Sequential(nn.Conv1d(8, 16, 3, padding=1), nn.Hardswish(), nn.Conv1d(16, 6, 1))
-    return Case(m, (torch.randn(3, 8, 24),), lambda o: F.ctc_loss(o.permute(2, 0, 1).log_softmax(-1), y, torch.full((3,), 24), torch.full((3,), 4)))
+    return Case(
+        m,
+        (torch.randn(3, 8, 24),),
+        lambda o: F.ctc_loss(o.permute(2, 0, 1).log_softmax(-1), y, torch.full((3,), 24), torch.full((3,), 4)),
+    )
 
 
 @healthy("loss")
@@ -114,7 +119,9 @@ def gaussian_likelihood_learned_spread() -> Case:
 @healthy("loss")
 def dice_and_entropy_of_a_mask() -> Case:
     y = (torch.rand(2, 1, 12, 12) < 0.2).float()
-    m = nn.Sequential(nn.Conv2d(3, 12, 3, padding=1), nn.BatchNorm2d(12), nn.LeakyReLU(0.1, inplace=True), nn.Conv2d(12, 1, 1))
+    m = nn.Sequential(
+        nn.Conv2d(3, 12, 3, padding=1), nn.BatchNorm2d(12), nn.LeakyReLU(0.1, inplace=True), nn.Conv2d(12, 1, 1)
+    )
 
     def dice(o: Tensor) -> Tensor:
         p = o.sigmoid()
@@ -126,7 +133,9 @@ def dice_and_entropy_of_a_mask() -> Case:
 @healthy("scaled")
 def cnn_loss_times_65536_momentum() -> Case:
     y = torch.randint(0, 4, (6,))
-    m = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(8, 8, 3), nn.ReLU(), nn.Flatten(), nn.LazyLinear(4))
+    m = nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(8, 8, 3), nn.ReLU(), nn.Flatten(), nn.LazyLinear(4)
+    )
     x = torch.randn(6, 3, 12, 12)
     m(x)
     case = fit(Case(m, (x,), lambda o: F.cross_entropy(o, y)), 50, 1e-2, momentum=True)
@@ -167,13 +176,28 @@ def linear_least_squares_done() -> Case:
 
 @healthy("trained")
 def overfitted_conv_classifier() -> Case:
-    m = nn.Sequential(nn.Conv2d(1, 8, 3, 2), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 16, 3, 2), nn.BatchNorm2d(16), nn.ReLU(), nn.Flatten(), nn.Linear(144, 4))
+    m = nn.Sequential(
+        nn.Conv2d(1, 8, 3, 2),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.Conv2d(8, 16, 3, 2),
+        nn.BatchNorm2d(16),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(144, 4),
+    )
     return fit(Case(m, (torch.randn(8, 1, 16, 16),), ce(8, 4)), 120, 5e-3)
 
 
 @healthy("trained")
 def trained_then_eval_batch_one() -> Case:
-    case = fit(Case(nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.5), nn.Linear(16, 3)), (torch.randn(32, 6),), ce(32, 3)))
+    case = fit(
+        Case(
+            nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.5), nn.Linear(16, 3)),
+            (torch.randn(32, 6),),
+            ce(32, 3),
+        )
+    )
     return Case(case.model.eval(), (torch.randn(1, 6),), ce(1, 3))
 
 
@@ -201,7 +225,13 @@ def bottleneck_adapters_in_frozen_stack() -> Case:
             x = x + b(F.relu(a(x)))
         return m.out(x)
 
-    model = Net(run, fs=lins(4, 16), down=nn.ModuleList(nn.Linear(16, 4) for _ in range(4)), up=nn.ModuleList(nn.Linear(4, 16) for _ in range(4)), out=nn.Linear(16, 3))
+    model = Net(
+        run,
+        fs=lins(4, 16),
+        down=nn.ModuleList(nn.Linear(16, 4) for _ in range(4)),
+        up=nn.ModuleList(nn.Linear(4, 16) for _ in range(4)),
+        out=nn.Linear(16, 3),
+    )
     model.fs.requires_grad_(False)
     return Case(model, (torch.randn(16, 16),), ce(16, 3))
 
@@ -220,16 +250,24 @@ def prompt_tuning_of_a_frozen_encoder() -> Case:
         h = torch.cat([m.prompt.expand(x.shape[0], -1, -1), x], 1)
         return m.out(m.enc(h)[:, 0])
 
-    enc = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 4, 32, dropout=0.0, batch_first=True, norm_first=True), 3, enable_nested_tensor=False)
+    enc = nn.TransformerEncoder(
+        nn.TransformerEncoderLayer(16, 4, 32, dropout=0.0, batch_first=True, norm_first=True),
+        3,
+        enable_nested_tensor=False,
+    )
     enc.requires_grad_(False)
-    return Case(Net(run, prompt=torch.randn(1, 4, 16) * 0.02, enc=enc, out=nn.Linear(16, 3)), (torch.randn(6, 7, 16),), ce(6, 3))
+    return Case(
+        Net(run, prompt=torch.randn(1, 4, 16) * 0.02, enc=enc, out=nn.Linear(16, 3)), (torch.randn(6, 7, 16),), ce(6, 3)
+    )
 
 
 @healthy("frozen")
 def frozen_embedding_random_features() -> Case:
     emb = nn.Embedding(50, 16)
     emb.weight.requires_grad_(False)
-    model = Net(lambda m, x: m.f(torch.cos(m.emb(x).mean(1) @ m.b_w)), emb=emb, f=nn.Linear(64, 2), b_w=torch.randn(16, 64))
+    model = Net(
+        lambda m, x: m.f(torch.cos(m.emb(x).mean(1) @ m.b_w)), emb=emb, f=nn.Linear(64, 2), b_w=torch.randn(16, 64)
+    )
     return Case(model, (torch.randint(0, 50, (12, 9)),), ce(12, 2))
 
 
@@ -251,7 +289,9 @@ def one_hot_matrix_product_tied() -> Case:
         h = F.one_hot(x, 40).float() @ m.table
         return F.layer_norm(m.f(h), (16,)) @ m.table.mT
 
-    return Case(Net(run, table=torch.randn(40, 16) * 0.05, f=nn.Linear(16, 16)), (torch.randint(0, 40, (24,)),), ce(24, 40))
+    return Case(
+        Net(run, table=torch.randn(40, 16) * 0.05, f=nn.Linear(16, 16)), (torch.randint(0, 40, (24,)),), ce(24, 40)
+    )
 
 
 @healthy("gating")
@@ -261,7 +301,13 @@ def soft_mixture_by_einsum() -> Case:
         h = F.gelu(torch.einsum("bi,eio->beo", x, m.w1))
         return m.out(torch.einsum("be,beo,eoi->bi", p, h, m.w2) + x)
 
-    model = Net(run, router=nn.Linear(12, 6), w1=torch.randn(6, 12, 20) * 0.28, w2=torch.randn(6, 20, 12) * 0.2, out=nn.Linear(12, 3))
+    model = Net(
+        run,
+        router=nn.Linear(12, 6),
+        w1=torch.randn(6, 12, 20) * 0.28,
+        w2=torch.randn(6, 20, 12) * 0.2,
+        out=nn.Linear(12, 3),
+    )
     return Case(model, (torch.randn(16, 12),), ce(16, 3))
 
 
@@ -276,7 +322,9 @@ def top_two_experts_loop_with_branches() -> Case:
                 y = y.index_add(0, rows, expert(x[rows]) * p[rows, slot, None])
         return m.out(x + y)
 
-    model = Net(run, router=nn.Linear(12, 6), experts=nn.ModuleList(mlp(12, 12, 16) for _ in range(6)), out=nn.Linear(12, 3))
+    model = Net(
+        run, router=nn.Linear(12, 6), experts=nn.ModuleList(mlp(12, 12, 16) for _ in range(6)), out=nn.Linear(12, 3)
+    )
     return Case(model, (torch.randn(7, 12),), ce(7, 3))
 
 
@@ -300,18 +348,30 @@ def half_regions_with_scaled_loss() -> Case:
         return m.c(F.silu(h.float()))
 
     y = torch.randint(0, 3, (16,))
-    return Case(Net(run, a=nn.Linear(8, 24), b=nn.Linear(24, 24), c=nn.Linear(24, 3)), (torch.randn(16, 8),), lambda o: F.cross_entropy(o, y) * 1024)
+    return Case(
+        Net(run, a=nn.Linear(8, 24), b=nn.Linear(24, 24), c=nn.Linear(24, 3)),
+        (torch.randn(16, 8),),
+        lambda o: F.cross_entropy(o, y) * 1024,
+    )
 
 
 @healthy("precision")
 def bfloat_weights_residual_net() -> Case:
-    m = nn.Sequential(nn.Linear(8, 32), nn.LayerNorm(32), nn.GELU(), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 3)).bfloat16()
+    m = nn.Sequential(
+        nn.Linear(8, 32), nn.LayerNorm(32), nn.GELU(), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 3)
+    ).bfloat16()
     return Case(m, (torch.randn(16, 8).bfloat16(),), ce(16, 3))
 
 
 @healthy("parametrized")
 def weight_and_spectral_norm_parametrized() -> Case:
-    m = nn.Sequential(parametrizations.weight_norm(nn.Linear(8, 24)), nn.LeakyReLU(0.2), parametrizations.spectral_norm(nn.Linear(24, 24)), nn.LeakyReLU(0.2), nn.Linear(24, 1))
+    m = nn.Sequential(
+        parametrizations.weight_norm(nn.Linear(8, 24)),
+        nn.LeakyReLU(0.2),
+        parametrizations.spectral_norm(nn.Linear(24, 24)),
+        nn.LeakyReLU(0.2),
+        nn.Linear(24, 1),
+    )
     return Case(m, (torch.randn(32, 8),), lambda o: F.softplus(-o).mean())
 
 

@@ -19,7 +19,11 @@ def ones_for_matrices_of_gains() -> Case:
         h = torch.tanh(m.f(x)).unflatten(-1, (4, 6)) * m.d + m.pos
         return m.out(h.flatten(1))
 
-    return Case(Net(run, f=nn.Linear(6, 24), d=torch.ones(4, 6), pos=torch.zeros(4, 6), out=nn.Linear(24, 3)), (torch.randn(16, 6),), ce(16, 3))
+    return Case(
+        Net(run, f=nn.Linear(6, 24), d=torch.ones(4, 6), pos=torch.zeros(4, 6), out=nn.Linear(24, 3)),
+        (torch.randn(16, 6),),
+        ce(16, 3),
+    )
 
 
 @healthy("looks ill")
@@ -28,7 +32,17 @@ def learned_queries_of_zero() -> Case:
         y, _ = m.att(m.query.expand(x.shape[0], -1, -1) + m.b_pos, x, x, need_weights=False)
         return m.out(m.query + y).mean(1)
 
-    return Case(Net(run, query=torch.zeros(1, 3, 16), b_pos=torch.randn(3, 16), att=nn.MultiheadAttention(16, 2, batch_first=True), out=nn.Linear(16, 3)), (torch.randn(8, 7, 16),), ce(8, 3))
+    return Case(
+        Net(
+            run,
+            query=torch.zeros(1, 3, 16),
+            b_pos=torch.randn(3, 16),
+            att=nn.MultiheadAttention(16, 2, batch_first=True),
+            out=nn.Linear(16, 3),
+        ),
+        (torch.randn(8, 7, 16),),
+        ce(8, 3),
+    )
 
 
 @healthy("looks ill")
@@ -42,7 +56,11 @@ def decay_rates_in_log_space_over_two_hundred_steps() -> Case:
             ys.append(h)
         return m.out((torch.stack(ys, 1) * g).mean(1))
 
-    return Case(Net(run, f=nn.Linear(4, 12), g=nn.Linear(4, 12), log_rate=torch.linspace(-4, 0, 12), out=nn.Linear(12, 3)), (torch.randn(4, 100, 4),), ce(4, 3))
+    return Case(
+        Net(run, f=nn.Linear(4, 12), g=nn.Linear(4, 12), log_rate=torch.linspace(-4, 0, 12), out=nn.Linear(12, 3)),
+        (torch.randn(4, 100, 4),),
+        ce(4, 3),
+    )
 
 
 @healthy("looks ill")
@@ -87,7 +105,14 @@ def copy_head_with_sharp_attention() -> Case:
         logits = m.out(h + w @ h)
         return Out(F.cross_entropy(logits.flatten(0, 1), x.flip(1).flatten()), logits)
 
-    return fit(Case(Net(run, emb=nn.Embedding(12, 24), q=nn.Linear(24, 24), k=nn.Linear(24, 24), out=nn.Linear(24, 12)), (torch.randint(0, 12, (8, 6)),)), 150, 1e-2)
+    return fit(
+        Case(
+            Net(run, emb=nn.Embedding(12, 24), q=nn.Linear(24, 24), k=nn.Linear(24, 24), out=nn.Linear(24, 12)),
+            (torch.randint(0, 12, (8, 6)),),
+        ),
+        150,
+        1e-2,
+    )
 
 
 @healthy("looks ill")
@@ -144,7 +169,9 @@ def potential_with_coulomb_constant() -> Case:
 
 @healthy("looks ill")
 def normalised_small_embeddings() -> Case:
-    model = Net(lambda m, i: m.out(F.layer_norm(m.emb(i), (16,)).mean(1)), emb=nn.Embedding(50, 16), out=nn.Linear(16, 3))
+    model = Net(
+        lambda m, i: m.out(F.layer_norm(m.emb(i), (16,)).mean(1)), emb=nn.Embedding(50, 16), out=nn.Linear(16, 3)
+    )
     nn.init.normal_(model.emb.weight, std=0.002)
     return Case(model, (torch.randint(0, 50, (8, 6)),), ce(8, 3))
 
@@ -182,7 +209,11 @@ def conv_gru_over_frames() -> Case:
             h = torch.lerp(torch.tanh(m.h(torch.cat([x[:, t], r * h], 1))), h, z)
         return m.out(h.mean((2, 3)))
 
-    return Case(Net(run, zr=nn.Conv2d(8, 12, 3, padding=1), h=nn.Conv2d(8, 6, 3, padding=1), out=nn.Linear(6, 3)), (torch.randn(2, 16, 2, 8, 8),), ce(2, 3))
+    return Case(
+        Net(run, zr=nn.Conv2d(8, 12, 3, padding=1), h=nn.Conv2d(8, 6, 3, padding=1), out=nn.Linear(6, 3)),
+        (torch.randn(2, 16, 2, 8, 8),),
+        ce(2, 3),
+    )
 
 
 @healthy("recurrent")
@@ -204,4 +235,9 @@ def leaky_integrator_reservoir_trained() -> Case:
             h = 0.7 * h + 0.3 * torch.tanh(m.i(x[:, t]) + m.r(h))
         return m.out(h)
 
-    return fit(Case(Net(run, i=nn.Linear(3, 20), r=nn.Linear(20, 20), out=nn.Linear(20, 2)), (torch.randn(6, 40, 3),), ce(6, 2)), 30)
+    return fit(
+        Case(
+            Net(run, i=nn.Linear(3, 20), r=nn.Linear(20, 20), out=nn.Linear(20, 2)), (torch.randn(6, 40, 3),), ce(6, 2)
+        ),
+        30,
+    )

@@ -54,7 +54,12 @@ def to_the_power_of_zero() -> Case:
     return between(lambda h: h.abs().add(1).pow(0))
 
 
-@fault("cut", "zero detached", r"/(eq|ne|lt|le|gt|ge|to|float|type).*|/mul.*", lambda g: g.grads["a.weight"] is None or g.norm("a.weight") == 0)
+@fault(
+    "cut",
+    "zero detached",
+    r"/(eq|ne|lt|le|gt|ge|to|float|type).*|/mul.*",
+    lambda g: g.grads["a.weight"] is None or g.norm("a.weight") == 0,
+)
 def gate_by_comparison_only() -> Case:
     return between(lambda h: h.gt(0).to(torch.float32) * 2 - 1)
 
@@ -77,7 +82,14 @@ def low_rank_by_baddbmm_and_addmm() -> Case:
         h = torch.addmm(h, x @ m.down, m.up, beta=1.0, alpha=0.5)
         return m.out(F.gelu(h))
 
-    model = Net(run, w=torch.randn(8, 12) * 0.3, b=torch.zeros(12), down=torch.randn(8, 2) * 0.3, up=torch.zeros(2, 12), out=nn.Linear(12, 3))
+    model = Net(
+        run,
+        w=torch.randn(8, 12) * 0.3,
+        b=torch.zeros(12),
+        down=torch.randn(8, 2) * 0.3,
+        up=torch.zeros(2, 12),
+        out=nn.Linear(12, 3),
+    )
     model.w.requires_grad_(False)
     return Case(model, (torch.randn(16, 8),), ce(16, 3))
 
@@ -87,7 +99,11 @@ def where_flag_starts_a_zero_gate() -> Case:
     def run(m: Net, x: Tensor) -> Tensor:
         return m.out(x + F.hardtanh(m.gate) * torch.relu(m.f(x)) + torch.tanh(m.g2) * m.f2(x))
 
-    return Case(Net(run, f=nn.Linear(8, 8), f2=nn.Linear(8, 8), gate=torch.zeros(1), g2=torch.zeros(8), out=nn.Linear(8, 3)), (torch.randn(16, 8),), ce(16, 3))
+    return Case(
+        Net(run, f=nn.Linear(8, 8), f2=nn.Linear(8, 8), gate=torch.zeros(1), g2=torch.zeros(8), out=nn.Linear(8, 3)),
+        (torch.randn(16, 8),),
+        ce(16, 3),
+    )
 
 
 @healthy("zero init")
@@ -111,7 +127,11 @@ def gru_by_hand_eighty_steps() -> Case:
             h = (1 - z) * n + z * h
         return m.out(h)
 
-    return Case(Net(run, gates=nn.Linear(20, 32), cand=nn.Linear(20, 16), out=nn.Linear(16, 2)), (torch.randn(4, 40, 4),), ce(4, 2))
+    return Case(
+        Net(run, gates=nn.Linear(20, 32), cand=nn.Linear(20, 16), out=nn.Linear(16, 2)),
+        (torch.randn(4, 40, 4),),
+        ce(4, 2),
+    )
 
 
 @healthy("recurrent")
@@ -128,7 +148,11 @@ def lstm_by_hand_forget_bias_one() -> Case:
 
     b = torch.zeros(64)
     b[16:32] = 1
-    return Case(Net(run, wx=torch.randn(64, 4) * 0.3, wh=torch.randn(64, 16) * 0.2, b=b, out=nn.Linear(16, 2)), (torch.randn(4, 50, 4),), mse(4, 50, 2))
+    return Case(
+        Net(run, wx=torch.randn(64, 4) * 0.3, wh=torch.randn(64, 16) * 0.2, b=b, out=nn.Linear(16, 2)),
+        (torch.randn(4, 50, 4),),
+        mse(4, 50, 2),
+    )
 
 
 @healthy("recurrent")
@@ -145,7 +169,9 @@ def exponential_average_of_features() -> Case:
 @healthy("scaled")
 def output_in_physical_units_of_two_thousand() -> Case:
     y = 2000 * torch.randn(32, 1)
-    return Case(Net(lambda m, x: 2000.0 * m.f(x), f=mlp(6, 1)), (torch.randn(32, 6),), lambda o: F.mse_loss(o / 2000, y / 2000))
+    return Case(
+        Net(lambda m, x: 2000.0 * m.f(x), f=mlp(6, 1)), (torch.randn(32, 6),), lambda o: F.mse_loss(o / 2000, y / 2000)
+    )
 
 
 @healthy("scaled")
@@ -166,5 +192,7 @@ def summed_over_a_hundred_thousand_positions() -> Case:
 
 @healthy("scaled")
 def cube_of_radius_hundred() -> Case:
-    model = Net(lambda m, x: m.out(torch.tanh(m.f(x / x.norm(dim=-1, keepdim=True)))), f=nn.Linear(3, 16), out=nn.Linear(16, 1))
+    model = Net(
+        lambda m, x: m.out(torch.tanh(m.f(x / x.norm(dim=-1, keepdim=True)))), f=nn.Linear(3, 16), out=nn.Linear(16, 1)
+    )
     return Case(model, (torch.randn(32, 3) * 1e4,), mse(32, 1))

@@ -69,7 +69,17 @@ def rezero_by_lerp_over_steps() -> Case:
             x = torch.lerp(x, torch.tanh(f(x)), a)
         return m.out(x)
 
-    return Case(Net(run, fs=lins(4, 12), alpha=nn.ParameterList(nn.Parameter(torch.zeros(12)) for _ in range(4)), out=nn.Linear(12, 3)), (torch.randn(16, 12),), ce(16, 3), trains=False)
+    return Case(
+        Net(
+            run,
+            fs=lins(4, 12),
+            alpha=nn.ParameterList(nn.Parameter(torch.zeros(12)) for _ in range(4)),
+            out=nn.Linear(12, 3),
+        ),
+        (torch.randn(16, 12),),
+        ce(16, 3),
+        trains=False,
+    )
 
 
 @healthy("series", steps=30)
@@ -93,7 +103,12 @@ def rarely_used_words() -> Case:
     def run(m: Net, x: Tensor, ids: Tensor) -> Tensor:
         return m.out(torch.cat([x, m.emb(ids)], -1))
 
-    return Case(Net(run, emb=nn.Embedding(3000, 4), out=mlp(8, 3)), (torch.randn(16, 4), torch.randint(0, 3000, (16,))), ce(16, 3), trains=False)
+    return Case(
+        Net(run, emb=nn.Embedding(3000, 4), out=mlp(8, 3)),
+        (torch.randn(16, 4), torch.randint(0, 3000, (16,))),
+        ce(16, 3),
+        trains=False,
+    )
 
 
 @fault("dead", "dead zero", r"/relu|act|/clamp.*", lambda g: g.norm("a.weight") == 0, steps=8, each=fresh)
@@ -114,7 +129,9 @@ def detached_over_steps() -> Case:
     return Case(model, (torch.randn(16, 6),), ce(16, 3))
 
 
-@fault("saturated", "saturated vanishing zero", r".*tanh.*|act", lambda g: g.norm("a.weight") < 0.1, steps=8, each=fresh)
+@fault(
+    "saturated", "saturated vanishing zero", r".*tanh.*|act", lambda g: g.norm("a.weight") < 0.1, steps=8, each=fresh
+)
 def tanh_saturates_over_steps() -> Case:
     model = Net(lambda m, x: m.c(m.act(m.a(x))), a=nn.Linear(6, 16), act=nn.Tanh(), c=nn.Linear(16, 3))
     with torch.no_grad():
@@ -144,5 +161,7 @@ def zero_row(case: Case, step: int) -> Case:
 
 @fault("backward", "nonfinite", r"/sqrt|/pow.*", lambda g: g.finite, "trap", steps=8, each=zero_row)
 def blank_sample_meets_a_norm_on_the_way() -> Case:
-    model = Net(lambda m, x: m.c(m.a(x).square().sum(-1, keepdim=True).sqrt()), a=nn.Linear(6, 8, bias=False), c=nn.Linear(1, 3))
+    model = Net(
+        lambda m, x: m.c(m.a(x).square().sum(-1, keepdim=True).sqrt()), a=nn.Linear(6, 8, bias=False), c=nn.Linear(1, 3)
+    )
     return Case(model, (torch.randn(16, 6),), ce(16, 3))

@@ -1,6 +1,6 @@
 """Ways to NaN and Inf of a second examiner."""
 
-# ruff: noqa: PLW0108  # traps in one line
+# traps in one line
 
 from __future__ import annotations
 
@@ -168,9 +168,21 @@ trap("cosh_of_thousands", "/cosh", lambda h: torch.cosh(h * 1000))
 trap("division_inf_by_inf", "/exp", lambda h: torch.exp(h.abs() * 900).div(torch.exp(h.abs() * 901)))
 trap("power_pool_of_a_blank_row", ".*lp_pool.*|/pow.*", lambda h: F.lp_pool1d(blank(h)[None], 0.5, 2)[0], "backward")
 trap("std_over_axis_of_one", "/std", lambda h: h / h.unsqueeze(0).std(0))
-trap("log_of_cosine_distance", "/log", lambda h: torch.log(1 - F.cosine_similarity(h, h, dim=-1).clamp(max=1))[:, None] + h)
-trap("sum_of_minus_inf_biases", "/sub", lambda h: (h + torch.tensor([-INF] * 2 + [0.0] * 6)) - (torch.zeros(8) + torch.tensor([-INF] * 2 + [0.0] * 6)))
-trap("lse_trick_without_finite_max", "/(sub|logsumexp)", lambda h: (h + torch.full((8,), -INF)).sub((h + torch.full((8,), -INF)).amax(-1, keepdim=True)).exp())
+trap(
+    "log_of_cosine_distance",
+    "/log",
+    lambda h: torch.log(1 - F.cosine_similarity(h, h, dim=-1).clamp(max=1))[:, None] + h,
+)
+trap(
+    "sum_of_minus_inf_biases",
+    "/sub",
+    lambda h: (h + torch.tensor([-INF] * 2 + [0.0] * 6)) - (torch.zeros(8) + torch.tensor([-INF] * 2 + [0.0] * 6)),
+)
+trap(
+    "lse_trick_without_finite_max",
+    "/(sub|logsumexp)",
+    lambda h: (h + torch.full((8,), -INF)).sub((h + torch.full((8,), -INF)).amax(-1, keepdim=True)).exp(),
+)
 
 
 @fault("checkpoint", "nonfinite", r".*(sqrt|checkpoint|pow).*", bad, "trap")
@@ -201,7 +213,9 @@ def functional_weight_holds_inf() -> Case:
 
 @fault("parameter", "nonfinite", r".*b_scale.*|/mul.*", bad, "trap")
 def buffer_scale_is_nan() -> Case:
-    model = Net(lambda m, x: m.c(m.a(x) * m.b_scale), a=nn.Linear(5, 8), c=nn.Linear(8, 3), b_scale=torch.tensor(float("nan")))
+    model = Net(
+        lambda m, x: m.c(m.a(x) * m.b_scale), a=nn.Linear(5, 8), c=nn.Linear(8, 3), b_scale=torch.tensor(float("nan"))
+    )
     return Case(model, (torch.randn(6, 5),), ce(6, 3))
 
 

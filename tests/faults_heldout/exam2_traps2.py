@@ -33,12 +33,18 @@ def own_norm_of_padding_in_second_place() -> Case:
 
     keep = torch.ones(4, 6, 1)
     keep[:, 4:] = 0
-    return Case(Net(run, a=nn.Linear(5, 8), norms=nn.ModuleList([Scale(8), Scale(8)]), c=nn.Linear(8, 3), b_keep=keep), (torch.randn(4, 6, 5),), ce(4, 3))
+    return Case(
+        Net(run, a=nn.Linear(5, 8), norms=nn.ModuleList([Scale(8), Scale(8)]), c=nn.Linear(8, 3), b_keep=keep),
+        (torch.randn(4, 6, 5),),
+        ce(4, 3),
+    )
 
 
 @fault("net", "nonfinite", r"att/softmax", bad, "trap")
 def attention_that_may_see_nothing() -> Case:
-    return Case(Net(lambda m, x: m.c(x + m.att(x)), att=Wrong(), c=nn.Linear(24, 3)), (torch.randn(2, 6, 24),), mse(2, 6, 3))
+    return Case(
+        Net(lambda m, x: m.c(x + m.att(x)), att=Wrong(), c=nn.Linear(24, 3)), (torch.randn(2, 6, 24),), mse(2, 6, 3)
+    )
 
 
 class Wrong(Attention):
@@ -122,7 +128,15 @@ def third_block_overflows_in_half() -> Case:
 
 @fault("loss", "nonfinite loss_seed", r"outside.*", bad, "trap")
 def likelihood_of_zero_spread_outside() -> Case:
-    return Case(nn.Linear(5, 2), (torch.randn(6, 5),), lambda o: -torch.distributions.Normal(o[:, 0], F.relu(o[:, 1] - 99), validate_args=False).log_prob(torch.ones(6)).mean())
+    return Case(
+        nn.Linear(5, 2),
+        (torch.randn(6, 5),),
+        lambda o: (
+            -torch.distributions.Normal(o[:, 0], F.relu(o[:, 1] - 99), validate_args=False)
+            .log_prob(torch.ones(6))
+            .mean()
+        ),
+    )
 
 
 @fault("loss", "nonfinite loss_seed", r"outside.*", bad, "trap")
