@@ -188,7 +188,7 @@ def softsign_of_ten_thousands() -> Case:
 
 @fault("saturated", "saturated scale_break vanishing zero", r"/(erf|mul).*", nil("a.weight", 0.5))
 def erf_of_hundreds() -> Case:
-    return between(lambda h: torch.erf(h * 1000 + 300))
+    return between(lambda h: torch.erf(h * 20 + 200))
 
 
 @fault("saturated", "saturated dead zero", r"act", nil("a.weight"))
