@@ -14,6 +14,7 @@ from fxgrad.diagnosis.zeros import silent
 from fxgrad.schema import Finding, Node, Severity, Site, Statistics
 
 _FAINT = 0.2  # rms of an input below which a bias of the usual size outweighs it: no fault of the bias
+_FEW = 4  # the same where all of the model goes through it, over as many entries each as ``_ALONE``
 _ALONE = 16  # units of which it is no accident that none fires in one step
 _RECTIFY = frozenset({"relu", "relu6", "clamp", "hardswish", "hardsigmoid", "gelu", "silu", "mish", "elu"})
 _PASSING = frozenset({"dropout", *NORMS, "view", "reshape", "flatten", "identity", "contiguous", "add", "max_pool",
@@ -48,11 +49,18 @@ def dead(evidence: Evidence) -> Iterator[Finding]:
         sites = evidence.view.sites[node.key]
         if len(sites) != 1 or sites[0].activity is None or evidence.view.kinds[node.key] not in _RECTIFY:
             continue
-        if _elsewhere(evidence.view, node):
+        if _elsewhere(evidence.view, node) or _nothing_came(evidence.view, node):
             continue
         death = _death(evidence, sites[0])
-        if death.units and death.of and (severity := _severity(evidence, death)) is not None:
+        if death.units and death.of and (severity := _severity(evidence, node.key, death)) is not None:
             yield _dead(evidence, node, death, severity)
+
+
+def _nothing_came(view: FlowView, node: Node) -> bool:
+    """Whether what an activation took is zero all over: then the zeros come from before it."""
+    taken = [view.by_id[e.producer + e.output_position].value for e in view.takes[node.key]
+             if e.producer + e.output_position in view.by_id]  # fmt: skip
+    return bool(taken) and all(value is not None and value.all_zero for value in taken)
 
 
 def _elsewhere(view: FlowView, node: Node) -> bool:
@@ -74,12 +82,13 @@ def _death(evidence: Evidence, site: Site) -> Death:
     return Death(silent, units, samples, _cause(evidence, site.node, len(silent)) if silent else None)
 
 
-def _severity(evidence: Evidence, death: Death) -> Severity | None:
+def _severity(evidence: Evidence, key: str, death: Death) -> Severity | None:
     limits = evidence.thresholds
     share = len(death.units) / death.of
     if len(death.units) == death.of and (death.cause is not None or death.of >= _ALONE):
         return "error"
-    if death.cause is not None and share >= limits.dead_caused:
+    sole = share == 1 and death.of >= _FEW and death.samples >= _ALONE and evidence.view.separates(key)
+    if sole or (death.cause is not None and share >= limits.dead_caused):
         return "warning"
     if evidence.several and death.samples >= limits.dead_samples:
         return "warning" if share > limits.dead else "info" if share > limits.dead_info else None

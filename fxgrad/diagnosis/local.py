@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from statistics import median
 
-from fxgrad.diagnosis.kinds import SCALING, constant
+from fxgrad.diagnosis.kinds import SCALING, WEIGHTED, constant
 from fxgrad.diagnosis.rule import Draft, Evidence, LackingError, number
 from fxgrad.diagnosis.view import FlowView, decades
 from fxgrad.diagnosis.weights import factor, throttled
@@ -14,6 +14,7 @@ from fxgrad.schema import Constant, Consumer, Finding, Node, Severity, Statistic
 _VIEWS = frozenset(
     {"view", "reshape", "squeeze", "flatten", "unsqueeze", "float", "to", "permute", "transpose", "getitem"}
 )
+_UNIT = 1.5  # decades more that a constant behind all weights may have: the unit of what is predicted
 _SURE = 1e-4  # gain that a classifier which has learnt to be sure may have
 _INSIDE = 0.5  # of the slope that is allowed to a softmax inside of the model: attention may be sharp
 _BETWEEN = 2.0  # decades beyond ``scale_break`` from which on it is an error
@@ -38,7 +39,10 @@ def scale_break(evidence: Evidence) -> Iterator[Finding]:
         if evidence.view.kinds[node.key] not in SCALING:
             continue
         gain = over_steps(evidence, node.key, lambda view, key: view.gain(key))
-        if not gain or abs(decades(gain)) <= evidence.thresholds.scale_break:
+        limit = evidence.thresholds.scale_break
+        if not gain or abs(decades(gain)) <= limit:
+            continue
+        if is_output_unit(evidence.view, node) and abs(decades(gain)) <= limit + _UNIT:
             continue
         weight = factor(evidence.view, node.key)
         if weight is None and _factor(node) is None and not _fixed(evidence.view, node):
@@ -55,6 +59,13 @@ def _factor(node: Node) -> Constant | None:
     """The number that a node multiplies or divides by."""
     names = ("args[0]", "args[1]", "kwargs['other']")
     return next((c for c in node.constants if c.argument in names and c.number), None)
+
+
+def is_output_unit(view: FlowView, node: Node) -> bool:
+    """Whether a constant factor stands behind all weights, where the loss may well divide it out again."""
+    if _factor(node) is None:
+        return False
+    return all(view.kinds[key] not in WEIGHTED for key in view.behind(node.key))
 
 
 def _within_bounds(evidence: Evidence, node: Node) -> bool:

@@ -10,6 +10,7 @@ from itertools import takewhile
 from statistics import median
 
 from fxgrad.diagnosis.kinds import NORMS, WEIGHTED
+from fxgrad.diagnosis.local import is_output_unit
 from fxgrad.diagnosis.rule import Draft, Evidence, number
 from fxgrad.diagnosis.view import FlowView, decades
 from fxgrad.diagnosis.weights import factor, throttled
@@ -22,6 +23,7 @@ _SHARES = frozenset(
     {"cat", "stack", "getitem", "select", "split", "chunk", "unbind", "index_select", "gather", "narrow"}
 )
 _NORMALISES = frozenset({"normalize", "cosine_similarity"})  # their gradient at a zero vector is that of 1/eps
+_UNIT = 1.5  # decades more that a constant behind all weights may gain: the unit of what is predicted
 _SHARE = 0.4  # of all decades: what one node must do to be blamed alone
 _INIT = 0.5  # share of tiny weights from which on they are no throttle but the initialisation
 
@@ -165,15 +167,17 @@ def exploding(evidence: Evidence) -> Iterable[Finding]:
             depth = sum(kind in WEIGHTED for kind in evidence.view.kinds.values())
             if not found.evidence["alone"] and level < max(limits.exploding_chain, limits.depth_rate * depth):
                 continue  # what depth alone does: a residual stream grows a little with every block
+            at = found.node
+            if at is not None and is_output_unit(evidence.view, at) and level < limits.exploding + _UNIT:
+                continue
             of_zero_rows = found.node is not None and evidence.view.kinds[found.node.key] in _NORMALISES
             yield replace(found, severity="info") if of_zero_rows else found
 
 
 def _recurrent(view: FlowView, path: Path) -> bool:
     """Whether the parameters at the end of a path take part at several places of it, as in an unrolled recurrence."""
-    keys = {step.key for step in path.steps}
     records = [r for r in view.records(view.nodes[path.last]) if r.statistics is not None]
-    return bool(records) and all(len(keys.intersection(view.owners.get(r.name, ()))) >= _CHAIN for r in records)
+    return bool(records) and all(len(view.owners.get(r.name, ())) >= _CHAIN for r in records)
 
 
 def _levels(evidence: Evidence, which: str) -> Iterator[tuple[Path, float]]:

@@ -76,6 +76,12 @@ def factor(view: FlowView, key: str) -> ParameterRecord | None:
     return None
 
 
+def taken(view: FlowView, key: str) -> list[ParameterRecord]:
+    """The parameters that a node takes, also through views and casts."""
+    found = view.records(view.nodes[key])
+    return found + [r for producer in view.producers(key) if (r := _through_views(view, producer)) is not None]
+
+
 _VIEWS = frozenset({
     "view", "reshape", "unsqueeze", "squeeze", "expand", "to", "type_as", "float", "half", "bfloat16", "permute", "t",
     "transpose", "getitem", "exp", "tanh", "sigmoid", "expand_as", "contiguous", "abs", "chunk", "unflatten", "add",

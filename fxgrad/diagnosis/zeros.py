@@ -9,7 +9,7 @@ from fxgrad.diagnosis.kinds import NORMS, PIECEWISE_CONSTANT, RECTIFIERS, SCALIN
 from fxgrad.diagnosis.local import is_last, one_entry
 from fxgrad.diagnosis.rule import Draft, Evidence, LackingError, listed
 from fxgrad.diagnosis.view import FlowView
-from fxgrad.diagnosis.weights import factor, main_weight
+from fxgrad.diagnosis.weights import factor, main_weight, taken
 from fxgrad.schema import Finding, Node, ParameterRecord, Severity
 
 
@@ -26,7 +26,7 @@ def blockers(view: FlowView) -> list[Node]:
     found = []
     for node in reversed(view.flow.nodes):
         parts = view.parts(node.key)
-        if node.op == "output" or not parts or not all(s.all_zero for _, s in parts):
+        if node.op == "output" or not parts or not all(s.all_zero or not s.numel for _, s in parts):
             continue
         if view.received(node.key):
             found.append(node)
@@ -56,9 +56,39 @@ def zero(evidence: Evidence) -> Iterator[Finding]:
             )  # fmt: skip
             yield draft.at(culprit, path=evidence.view.way_back(node.key), affected=hit)
     yield from _not_chosen(evidence)
+    yield from _cancelled(evidence)
     if any(site.statistics is not None and site.statistics.outside_range for site in evidence.view.flow.sites):
         message = "at statistics='norm' a norm of 0 may be one below float32's range; it is measured in full next time"
         raise LackingError(message)
+
+
+def _cancelled(evidence: Evidence) -> Iterator[Finding]:
+    """A value whose uses send back parts that add up to exact zeros: it is subtracted from itself."""
+    view = evidence.view
+    for site in reversed(view.flow.sites):
+        parts = [(e, p) for e in view.uses.get(site.id, []) if (p := e.statistics) is not None and p.l2_norm > 0]
+        if len(parts) < 2 or site.statistics is None or not site.statistics.all_zero:  # noqa: PLR2004  # one can't cancel
+            continue
+        hit = silent(view, site.key)
+        last = _meeting(view, {edge.consumer.key for edge, _ in parts})
+        if hit:
+            draft = Draft(
+                evidence, "zero", "warning",
+                f"the parts that the uses of {site.id} send back cancel exactly, up to {view.source_words(last)}: the "
+                f"gradient of {listed(hit)} is exactly zero",
+                "the value is subtracted from itself, or centred over a single entry: check the operands and the batch",
+                {"parameters": len(hit), "largest_part": max(part.l2_norm for _, part in parts)},
+            )  # fmt: skip
+            yield draft.at(view.nodes[last], path=view.way_back(site.key), affected=hit)
+            return
+
+
+def _meeting(view: FlowView, keys: set[str]) -> str:
+    """The first node that all of these lead to: where two ways of one value come together again."""
+    for node in view.flow.nodes:
+        if all(key == node.key or view.depends(node.key, on=key) for key in keys):
+            return node.key
+    return max(keys, key=view.order.__getitem__)
 
 
 def _not_chosen(evidence: Evidence) -> Iterator[Finding]:
@@ -108,7 +138,10 @@ def _judge(evidence: Evidence, node: Node) -> _Verdict | None:
         return None  # ``dead`` or ``saturated`` judges it
     if kind in SELECTING:
         mend = "nothing, where that branch was not chosen in this step; otherwise check what selects"
-        return _Verdict("info", node, "it selected nothing of it", mend)
+        return _Verdict("warning" if view.separates(node.key) else "info", node, "it selected nothing of it", mend)
+    record = next((r for r in taken(view, node.key) if r.value is not None and r.value.max_abs == 0), None)
+    if record is not None:
+        return _of_zero_parameter(evidence, node, record)
     mend = "look at its inputs and settings, and at its backward where it is a function of your own"
     return _Verdict("warning", node, "at these values its derivative is zero", mend)
 
