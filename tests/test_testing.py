@@ -89,6 +89,11 @@ def test_misuse_is_no_failed_assertion() -> None:
         assert_healthy(net(), torch.randn(8, 4), ignore=("ded",))
     with pytest.raises(OptionError, match=", ".join(RULES)):
         assert_healthy(net(), torch.randn(8, 4), ignore=("%%%",))
+    for odd in (None, 3):
+        with pytest.raises(OptionError, match=f"ignore={odd}: there is no such rule"):
+            assert_healthy(net(), torch.randn(8, 4), ignore=odd)
+    with pytest.raises(OptionError, match=r"takes fxgrad\.Thresholds"):  # or else every rule would be silent
+        assert_healthy(net(), torch.randn(8, 4), thresholds={"vanishing": 4.0})
     with pytest.raises(ModelError):
         assert_healthy(net(), torch.randn(8, 5))
 
