@@ -171,6 +171,27 @@ def test_an_infinite_norm_may_be_the_accumulators() -> None:
     assert found(flow, "nonfinite")[0].site == "fc1"
 
 
+def test_an_infinite_norm_that_nan_comes_of_is_followed_to_its_source() -> None:
+    """``sqrt`` at 0 sends Inf, and ``h - h`` makes NaN of it: it is not the subtraction that is to blame."""
+    norms = (float("nan"), float("inf"), 1.0, 1.0)
+    flow = chain(
+        *(Link(f"fc{n}", norm_only(norm)) for n, norm in enumerate(norms)),
+        setting=Setting("norm", "node", values=False),
+    )
+    first = found(flow, "nonfinite")[0]
+    assert (first.site, first.confidence, first.path) == ("fc2", "one step", ("fc2", "fc1", "fc0"))
+    assert "into Inf" in first.message
+
+
+def test_words_at_level_norm_are_those_of_what_was_measured() -> None:
+    flow = chain(
+        Link("fc0", norm_only(float("nan"))), Link("fc1", norm_only(1.0)), setting=Setting("norm", "node", values=False)
+    )
+    first = found(flow, "nonfinite")[0]
+    assert "into NaN: entries are counted at statistics='full'" in first.message
+    assert first.confidence == "exact"
+
+
 # ---- one step or several -------------------------------------------------------------------------------------------
 
 
