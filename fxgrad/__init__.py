@@ -27,7 +27,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fxgrad import rules
+    from fxgrad import rules, testing
     from fxgrad.api import Rewrite, Watch, gradient_flow, instrument, rewrite, watch
     from fxgrad.diagnosis import Thresholds, diagnose
     from fxgrad.dynamo_backend import flow_of
@@ -77,6 +77,7 @@ __all__ = [
     "rewrite",
     "rules",
     "save_series",
+    "testing",
     "watch",
 ]
 
@@ -107,6 +108,7 @@ _HOME = {
     "rewrite": "fxgrad.api",
     "rules": "fxgrad",
     "save_series": "fxgrad.store",
+    "testing": "fxgrad",
     "watch": "fxgrad.api",
 }
 

@@ -316,7 +316,9 @@ def _run(
     except Exception as error:
         given = {"args": args, "kwargs": kwargs}
         shapes = ", ".join(
-            f"{name}{position}: {tuple(t.shape)}" for name in given for position, t in tensors_in(given[name])
+            f"{name}{position}: {'nested' if t.is_nested else tuple(t.shape)}"
+            for name in given
+            for position, t in tensors_in(given[name])
         )
         message = f"{name} raised {type(error).__name__} when called with tensors ({shapes}): {error}"
         raise ModelError(message) from error

@@ -77,10 +77,10 @@ def save_series(flows: Iterable[GradientFlow], path: str | Path) -> None:
         OptionError: there is no flow, or something else among them.
         FlowFileError: the file cannot be written.
     """
-    series = (flows,) if isinstance(flows, GradientFlow) else tuple(flows)
-    odd = next((one for one in series if not isinstance(one, GradientFlow)), None)
-    if odd is not None or not series:
-        found = "nothing" if not series else f"a {type(odd).__name__} among them"
+    series = tuple(flows) if isinstance(flows, Iterable) and not isinstance(flows, GradientFlow) else (flows,)
+    odd = [type(one).__name__ for one in series if not isinstance(one, GradientFlow)]
+    if odd or not series:
+        found = f"a {odd[0]} among them" if odd else "nothing"
         message = f"save_series takes flows, such as watch.history, but was given {found}"
         raise OptionError(message)
     shared: dict[Node, int] = {}

@@ -46,7 +46,7 @@ def assert_healthy(  # noqa: PLR0913  # the model and its call, as of gradient_f
         ModelError, InputError, CaptureError, WatchError: as of ``fxgrad.gradient_flow``.
     """
     __tracebackhide__ = True  # pytest shows the line of the test and not this one
-    allowed = (ignore,) if isinstance(ignore, str) else tuple(ignore)
+    allowed = (ignore,) if isinstance(ignore, str) or not isinstance(ignore, Iterable) else tuple(ignore)
     flow = gradient_flow(model, args, kwargs, loss=loss)
     diagnosis = diagnose(flow, thresholds)
     _check_rules(allowed, {*RULES, *diagnosis.rules, *(one.rule for one in diagnosis.findings)})
@@ -58,9 +58,9 @@ def assert_healthy(  # noqa: PLR0913  # the model and its call, as of gradient_f
     return diagnosis
 
 
-def _check_rules(names: Iterable[str], known: Collection[str]) -> None:
+def _check_rules(names: Iterable[Any], known: Collection[str]) -> None:
     for name in names:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=3, cutoff=0.4) or list(RULES)
+            near = difflib.get_close_matches(str(name), known, n=3, cutoff=0.4) or list(RULES)
             message = f"ignore={name!r}: there is no such rule; near names are {', '.join(near)}"
             raise OptionError(message)

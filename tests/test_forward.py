@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fxgrad
-from fxgrad.errors import OptionError
+from fxgrad.errors import ModelError, OptionError
 from fxgrad.record import values as values_module
 from fxgrad.schema import Statistics
 from tests import models
@@ -194,6 +194,49 @@ def test_values_of_unusual_kinds() -> None:
     assert (wide.numel, wide.sum) == (120000, 15.0 * 20000)
     assert_value(values["0/bfloat16"], x.bfloat16(), "bfloat16")
     assert values["0/to#1"] is None
+
+
+class Padded(nn.Module):
+    """Takes a nested tensor of layout strided: torch gives neither its shape nor the place of a leaf in the graph."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.fc(x * 2) + x).relu().to_padded_tensor(0.0).sum()
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+@pytest.mark.parametrize("capture", ["eager", "symbolic", "auto"])
+def test_a_nested_leaf_of_layout_strided(capture: Any) -> None:
+    torch.manual_seed(0)
+    model = Padded()
+    parts = [torch.randn(3, 4), torch.randn(5, 4)]
+
+    def step() -> list[Tensor | None]:
+        model.zero_grad()
+        x = torch.nested.nested_tensor(parts, requires_grad=True)
+        model(x).backward()
+        return [parameter.grad for parameter in model.parameters()]
+
+    plain = step()
+    with fxgrad.watch(model, capture=capture, sites="edge", statistics="full", forward=True) as watch:
+        for _ in range(3):
+            for want, got in zip(plain, step(), strict=True):
+                assert want is not None
+                assert got is not None
+                assert torch.equal(want, got)
+        flow = watch.flow()
+    assert_value(flow.site("/mul").value, torch.cat(parts) * 2, "mul")
+    assert {spot.key for spot in flow.blind_spots if spot.reason == "statistic_failed"} >= {"input:x", "/mul", "fc"}
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+def test_a_call_that_fails_on_a_nested_tensor_is_told_of() -> None:
+    nested = torch.nested.nested_tensor([torch.randn(3, 4), torch.randn(5, 4)])
+    with pytest.raises(ModelError, match=r"Linear raised .*\(args\[0\]: nested\)"):
+        fxgrad.gradient_flow(nn.Linear(5, 2), nested)
 
 
 def test_parameters_and_buffers_are_those_of_the_beginning() -> None:

@@ -303,7 +303,7 @@ def test_load_sends_a_series_to_load_series(tmp_path) -> None:
         fxgrad.load(tmp_path / "series.json")
 
 
-@pytest.mark.parametrize("given", [[], [1], "flow.json"])
+@pytest.mark.parametrize("given", [[], [1], "flow.json", None, 3])
 def test_only_flows_make_a_series(given, tmp_path) -> None:
     with pytest.raises(OptionError, match=r"save_series takes flows, such as watch\.history, but was given"):
         fxgrad.save_series(given, tmp_path / "series.json")

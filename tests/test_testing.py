@@ -84,11 +84,22 @@ def test_arguments_and_thresholds_are_passed_on(monkeypatch) -> None:
     assert "lambda" in flow.event.loss and flow.capture.model == "Bilinear"
 
 
+def test_fxgrad_alone_has_to_be_imported() -> None:
+    code = "import fxgrad; print(fxgrad.testing.assert_healthy.__name__)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.stdout.strip() == "assert_healthy", done.stderr
+
+
 def test_misuse_is_no_failed_assertion() -> None:
     with pytest.raises(OptionError, match="ignore='ded': there is no such rule; near names are dead"):
         assert_healthy(net(), torch.randn(8, 4), ignore=("ded",))
     with pytest.raises(OptionError, match=", ".join(RULES)):
         assert_healthy(net(), torch.randn(8, 4), ignore=("%%%",))
+    for odd in (None, 3):
+        with pytest.raises(OptionError, match=f"ignore={odd}: there is no such rule"):
+            assert_healthy(net(), torch.randn(8, 4), ignore=odd)
+    with pytest.raises(OptionError, match=r"takes fxgrad\.Thresholds"):  # or else every rule would be silent
+        assert_healthy(net(), torch.randn(8, 4), thresholds={"vanishing": 4.0})
     with pytest.raises(ModelError):
         assert_healthy(net(), torch.randn(8, 5))
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 from fxgrad.diagnosis import dead, local, missing, origin, paths, precision, steps, zeros
 from fxgrad.diagnosis.causality import joined
@@ -53,19 +54,19 @@ def diagnose(
         The findings, those that another explains inside of it, and the rules that lack a statistic.
 
     Raises:
-        OptionError: an empty series, or what holds no flows.
+        OptionError: an empty series, flows of different models, what holds no flows, no ``Thresholds``, or no rules.
     """
-    series = (flows,) if isinstance(flows, GradientFlow) else tuple(flows)
-    if not series or not all(isinstance(flow, GradientFlow) for flow in series):
-        kinds = ", ".join(sorted({type(flow).__name__ for flow in series})) or "nothing"
-        message = f"diagnose wants a GradientFlow or a series of them, but was given {kinds}"
+    series = _checked_series(flows)
+    rules = _checked_rules(rules)
+    if thresholds is not None and not isinstance(thresholds, Thresholds):
+        message = f"thresholds= takes fxgrad.Thresholds(name=value, ...), but got {type(thresholds).__name__}"
         raise OptionError(message)
     evidence = Evidence([FlowView(flow) for flow in series], thresholds or Thresholds())
     found: list[Finding] = []
     lacking: list[NotChecked] = []
     for rule in rules:
         try:
-            found += rule.check(evidence)
+            found += _findings_of(rule, evidence)
         except LackingError as error:
             lacking.append(NotChecked(rule.name, str(error)))
         except Exception as error:  # noqa: BLE001  # a fault in a rule must not take the picture with it
@@ -75,6 +76,42 @@ def diagnose(
     order = {rule.name: number for number, rule in enumerate(rules)}
     ranked = sorted(joined(evidence, found), key=lambda f: (_SEVERITIES[f.severity], order.get(f.rule, len(order))))
     return Diagnosis(tuple(ranked), tuple(lacking), tuple(rule.name for rule in rules))
+
+
+def _checked_series(flows: Any) -> tuple[GradientFlow, ...]:
+    if isinstance(flows, GradientFlow):
+        return (flows,)
+    series = tuple(flows) if isinstance(flows, Iterable) else (flows,)
+    if not series or not all(isinstance(flow, GradientFlow) for flow in series):
+        kinds = ", ".join(sorted({type(flow).__name__ for flow in series})) or "nothing"
+        message = f"diagnose wants a GradientFlow or a series of them, such as watch.history, but was given {kinds}"
+        raise OptionError(message)
+    models = list(dict.fromkeys(flow.capture.model for flow in series))
+    if len(models) > 1:
+        message = f"diagnose wants a series of one model, but was given flows of {', '.join(models)}: judge each alone"
+        raise OptionError(message)
+    return series
+
+
+def _checked_rules(rules: Any) -> tuple[Rule, ...]:
+    found = tuple(rules) if isinstance(rules, Iterable) else (rules,)
+    for rule in found:
+        if not isinstance(rule, Rule):
+            message = f"rules= takes a series of fxgrad.diagnosis.Rule(name, check), but got {type(rule).__name__}"
+            raise OptionError(message)
+    return found
+
+
+def _findings_of(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
+    """What a rule says, once that is seen to be findings: a rule of the user's own may give anything."""
+    for finding in rule.check(evidence):
+        if not isinstance(finding, Finding):
+            message = f"a rule gives findings, and no {type(finding).__name__}"
+            raise TypeError(message)
+        if finding.severity not in _SEVERITIES:
+            message = f"the severity of a finding is one of {', '.join(_SEVERITIES)}, and not {finding.severity!r}"
+            raise ValueError(message)
+        yield finding
 
 
 __all__ = ["DEFAULT_RULES", "diagnose"]

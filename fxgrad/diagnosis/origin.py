@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import isnan
 from typing import Literal
 
 from fxgrad.diagnosis.causes import Cause, cause_of
@@ -30,6 +31,11 @@ _SUSPECTS = ("sqrt", "norm", "log", "div", "pow", "acos", "asin", "std", "exp", 
 def bad(statistics: Statistics | None) -> bool:
     """Whether an entry is NaN or Inf, as far as the level can tell."""
     return statistics is not None and bool(statistics.nonfinite)
+
+
+def may_be_bad(statistics: Statistics | None) -> bool:
+    """Whether an entry is NaN or Inf, or the level cannot tell."""
+    return statistics is not None and statistics.nonfinite is not False
 
 
 def nonfinite(evidence: Evidence) -> Iterable[Finding]:
@@ -59,6 +65,7 @@ class _Place:
     statistics: Statistics | None
     kind: Literal["forward", "backward"]
     edge: Edge | None = None
+    sure: bool = True
 
 
 class _Origin:
@@ -204,26 +211,36 @@ class _Origin:
 
     def _backward(self) -> list[_Place]:
         """Nodes that got a finite gradient and send a non-finite one, nearest to the loss first."""
+        return self._senders(bad) or self._likely() or list(self._among_consumers())
+
+    def _likely(self) -> list[_Place]:
+        """At level ``norm`` an Inf may be the accumulator's; one that a NaN comes of is taken for real."""
+        hurt = {site.key for site in self.flow.sites if bad(site.statistics)}
+        hurt |= {n.key for n in self.flow.nodes if any(bad(r.statistics) for r in self.view.records(n))}
+        found = self._senders(may_be_bad) if hurt else []
+        return [replace(place, sure=False) for place in found if hurt.intersection(self.view.before(place.key))]
+
+    def _senders(self, wrong: Callable[[Statistics | None], bool]) -> list[_Place]:
         found = []
         for node in reversed(self.flow.nodes):
             key = self.view.function_around(node.key) or node.key
             if node.op in ("output", "placeholder") or not self._finite(key):
                 continue
             parts = self.view.parts(node.key)
-            sent = next((_Place(key, s, "backward", e) for e, s in parts if bad(s)), None)
+            sent = next((_Place(key, s, "backward", e) for e, s in parts if wrong(s)), None)
             own = next(
-                (r.statistics for r in self.view.records(node) if bad(r.statistics) and self._only(r.name)), None
+                (r.statistics for r in self.view.records(node) if wrong(r.statistics) and self._only(r.name)), None
             )
             if sent is None and own is not None:
                 sent = _Place(node.key, own, "backward")
             if sent is not None:
                 found.append(sent)
-        return found or list(self._among_consumers())
+        return found
 
     def _finite(self, key: str) -> bool:
-        """Whether all that a node's outputs got was finite, and something was measured."""
+        """Whether all that a node's outputs got was finite for sure, and something was measured."""
         measured = [site.passed_on for site in self.view.sites[key] if site.passed_on is not None]
-        return bool(measured) and not any(map(bad, measured))
+        return bool(measured) and not any(map(may_be_bad, measured))
 
     def _only(self, parameter: str) -> bool:
         owners = self.view.owners.get(parameter, [])
@@ -263,8 +280,9 @@ class _Origin:
 
     def _at_backward(self, place: _Place) -> Finding:
         cause = self._cause(place)
-        words = "Inf" if place.statistics is not None and not place.statistics.nan_count else "NaN"
-        counts = self._counts(place.statistics)
+        statistics = place.statistics
+        words = "Inf" if statistics is not None and not (statistics.nan_count or isnan(statistics.l2_norm)) else "NaN"
+        counts = self._counts(statistics)
         message = f"{self.view.source_words(place.key)} turned a finite gradient into {words}: {counts}"
         if self.flow.event.values:
             message += "; its values in the forward pass were " + (
@@ -273,7 +291,7 @@ class _Origin:
         draft = Draft(self.evidence, "nonfinite", self._severity(), f"{message}. Likely: {cause.why}", cause.mend,
                       self._numbers(place))  # fmt: skip
         return draft.at(self.view.nodes[place.key], view=self.view, path=self._path(place.key, forward=False),
-                        affected=self._affected(), confidence="exact")  # fmt: skip
+                        affected=self._affected(), confidence="exact" if place.sure else "one step")  # fmt: skip
 
     def _given(self, key: str) -> str:
         """What a node took, in words."""
@@ -289,13 +307,9 @@ class _Origin:
                         overflow=overflow)  # fmt: skip
 
     def _severity(self) -> Severity:
-        return (
-            "error"
-            if not self._scaled()
-            else "info"
-            if self._skipped() <= self.evidence.thresholds.skips
-            else "warning"
-        )
+        if not self._scaled():
+            return "error"
+        return "info" if self._skipped() <= self.evidence.thresholds.skips else "warning"
 
     def _scaled(self) -> bool:
         """Whether a GradScaler looks after overflows, and the values themselves are finite."""
@@ -306,7 +320,9 @@ class _Origin:
         return any(site.dtype == "float16" for site in self.flow.sites)
 
     def _skipped(self) -> int:
-        return self.flow.optimizer.skipped if self.flow.optimizer is not None else 0
+        """Steps that the scaler skipped; without an optimizer to ask, the flows whose step it must have."""
+        hurt = (any(bad(record.statistics) for record in view.flow.parameters) for view in self.evidence.views)
+        return sum(hurt) if self.flow.optimizer is None else self.flow.optimizer.skipped
 
     def _hidden(self, key: str) -> bool:
         return all(self.states.get(e.producer + e.output_position) != "bad" for e in self.flow.edges
@@ -315,7 +331,7 @@ class _Origin:
     @staticmethod
     def _counts(statistics: Statistics | None) -> str:
         if statistics is None or statistics.nan_count is None:
-            return "non-finite"
+            return "entries are counted at statistics='full'"
         words = [f"{count} {word}" for count, word in
                  ((statistics.nan_count, "NaN"), (statistics.inf_count, "Inf")) if count]  # fmt: skip
         return f"{' and '.join(words)} of {statistics.numel} entries"
@@ -345,7 +361,7 @@ class _Origin:
                 k for k in self.view.behind(key) if any(self.states.get(s.id) == "bad" for s in self.view.sites[k])
             }
         else:
-            reach = {k for k in self.view.before(key) if any(bad(s.statistics) for s in self.view.sites[k])}
+            reach = {k for k in self.view.before(key) if any(may_be_bad(s.statistics) for s in self.view.sites[k])}
         ordered = sorted(reach, key=self.view.order.__getitem__, reverse=not forward)
         return (key, *ordered)
 

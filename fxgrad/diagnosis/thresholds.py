@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, fields
+
+from fxgrad.errors import OptionError
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,3 +89,20 @@ class Thresholds:
     seed_high: float = 1e4
     symmetry: float = 1e-6
     skips: int = 5
+
+    def __post_init__(self) -> None:
+        """Refuse what a rule cannot compare with: its silence would look like health.
+
+        Raises:
+            OptionError: a threshold is no number or NaN, or a count of steps is no whole number of at least 1.
+        """
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or math.isnan(value):
+                message = f"Thresholds: {field.name} must be a number, but is {value!r}"
+                raise OptionError(message)
+        for name in ("steps", "starved_steps", "spike_steps"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                message = f"Thresholds: {name} must be a whole number of at least 1, but is {value!r}"
+                raise OptionError(message)

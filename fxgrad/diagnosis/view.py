@@ -178,6 +178,14 @@ class FlowView:
         digits = bin(bits)[:1:-1]
         return [node.key for node, digit in zip(self.flow.nodes, digits, strict=False) if digit == "1"]
 
+    def bits(self, keys: Iterable[str]) -> int:
+        """These nodes as bits by their order: many sets of nodes are compared at once that way."""
+        return sum(1 << self.order[key] for key in set(keys))
+
+    def bits_back(self, key: str) -> int:
+        """``way_back`` as bits."""
+        return self._ancestors[key] | 1 << self.order[key]
+
     def way_back(self, key: str) -> tuple[str, ...]:
         """A node and all that it depends on, nearest to the loss first."""
         return (key, *self.before(key))

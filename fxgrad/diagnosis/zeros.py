@@ -15,14 +15,27 @@ from fxgrad.schema import Finding, Node, ParameterRecord, Severity
 
 def silent(view: FlowView, key: str) -> tuple[str, ...]:
     """The parameters of and before a node whose gradient is exactly zero."""
-    keys = set(view.way_back(key))
-    quiet = (r for r in view.flow.parameters if r.statistics is not None and r.statistics.all_zero)
-    names = [r.name for r in quiet if keys.intersection(view.owners.get(r.name, ()))]
-    return tuple(names)
+    quiet: list[tuple[str, int]] | None = view.memo.get("silent")
+    if quiet is None:
+        records = [r for r in view.flow.parameters if r.statistics is not None and r.statistics.all_zero]
+        quiet = [(r.name, view.bits(view.owners.get(r.name, ()))) for r in records]
+        view.memo["silent"] = quiet
+    found: tuple[str, ...] | None = view.memo.get(("silent", key))
+    if found is None:
+        back = view.bits_back(key)
+        found = view.memo["silent", key] = tuple(name for name, owners in quiet if owners & back)
+    return found
 
 
 def blockers(view: FlowView) -> list[Node]:
     """The nodes that got a gradient and send exact zeros to every value, nearest to the loss first."""
+    known: list[Node] | None = view.memo.get("blockers")
+    if known is None:
+        known = view.memo["blockers"] = _blockers(view)
+    return known
+
+
+def _blockers(view: FlowView) -> list[Node]:
     found = []
     for node in reversed(view.flow.nodes):
         parts = view.parts(node.key)
@@ -41,9 +54,10 @@ def zero(evidence: Evidence) -> Iterator[Finding]:
     Several steps: in each of the recent flows.  Zero by design is no fault: a zero-initialised weight that itself gets
     a gradient (head, LoRA B, gamma), a gate or mask that was computed from the data (idle expert, padding).
     """
+    always = set.intersection(*({node.key for node in blockers(view)} for view in evidence.recent))
     for node in blockers(evidence.view):
-        hit = silent(evidence.view, node.key)
-        if not hit or not all(any(n.key == node.key for n in blockers(view)) for view in evidence.recent):
+        hit = silent(evidence.view, node.key) if node.key in always else ()
+        if not hit:
             continue
         found = _judge(evidence, node)
         if found is not None:

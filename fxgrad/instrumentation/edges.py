@@ -7,6 +7,7 @@ its inputs, so a call that takes a value through several autograd nodes is found
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -45,7 +46,8 @@ class EdgeNotes:
         if node is not None:
             self.at[site] = (node, value.output_nr)
         elif torch.is_grad_enabled():  # a leaf; inside of a custom function nothing has a place
-            self.at[site] = (get_gradient_edge(value).node, 0)
+            with contextlib.suppress(RuntimeError):  # a nested leaf of layout strided: torch cannot say where it is
+                self.at[site] = (get_gradient_edge(value).node, 0)
 
 
 class EdgeHook:

@@ -113,7 +113,7 @@ class Recording:
         left_out = site < 0
         if left_out:
             site = -2 - site
-        self.shapes[site] = value.shape
+        self.shapes[site] = () if value.is_nested else value.shape
         if not value.requires_grad or not torch.is_grad_enabled():
             self.not_required.add(site)
             return

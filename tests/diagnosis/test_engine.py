@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from torch import nn
 
 import fxgrad
 from fxgrad.diagnosis import DEFAULT_RULES, Draft, Evidence, LackingError, Rule, Thresholds, diagnose
@@ -32,7 +34,7 @@ def test_a_flow_gives_what_diagnose_gives() -> None:
     assert flow.findings == diagnose([flow]).findings
 
 
-@pytest.mark.parametrize("flows", [(), [1, 2], "flow", [linears(HEALTHY), None]])
+@pytest.mark.parametrize("flows", [(), [1, 2], "flow", [linears(HEALTHY), None], None, 3, nn.ReLU()])
 def test_what_is_no_series_of_flows_is_refused(flows: Any) -> None:
     with pytest.raises(OptionError, match="GradientFlow or a series"):
         diagnose(flows)
@@ -43,6 +45,13 @@ def test_the_refusal_names_what_was_given() -> None:
         diagnose([])
     with pytest.raises(OptionError, match="was given int"):
         diagnose([1])  # type: ignore[list-item]
+
+
+def test_flows_of_different_models_are_no_series() -> None:
+    flow = linears(HEALTHY)
+    other = replace(flow, capture=replace(flow.capture, model="Other"))
+    with pytest.raises(OptionError, match=f"flows of {flow.capture.model}, Other"):
+        diagnose([flow, other])
 
 
 # ---- thresholds and rules ------------------------------------------------------------------------------------------
@@ -58,6 +67,21 @@ def test_thresholds_can_be_changed() -> None:
 def test_thresholds_cannot_be_changed_by_accident() -> None:
     with pytest.raises(AttributeError):
         Thresholds().vanishing = 1.0  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("thresholds", [{"vanishing": 1.0}, 3.0, (), Thresholds])
+def test_what_is_no_thresholds_is_refused(thresholds: Any) -> None:
+    with pytest.raises(OptionError, match=r"takes fxgrad\.Thresholds"):
+        diagnose(linears(VANISHING), thresholds)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("vanishing", "4"), ("vanishing", math.nan), ("dead", None), ("dead", True), ("steps", 0), ("spike_steps", 2.5)],
+)
+def test_a_threshold_that_nothing_compares_with_is_refused(name: str, value: Any) -> None:
+    with pytest.raises(OptionError, match=f"{name} must be .* but is {value!r}"):
+        Thresholds(**{name: value})
 
 
 def every_node(evidence: Evidence) -> Iterator[Finding]:
@@ -93,6 +117,19 @@ def test_a_rule_that_fails_takes_nothing_with_it() -> None:
     diagnosis = diagnose(linears(VANISHING), rules=(Rule("broken", check), *DEFAULT_RULES))
     assert diagnosis.findings[0].rule == "vanishing"
     assert {one.rule: one.reason for one in diagnosis.not_checked}["broken"].endswith("a fault of its own")
+
+
+@pytest.mark.parametrize("given", [["dead"], None, 3, [Finding("mine", "fatal", "", "")]])  # type: ignore[arg-type]
+def test_a_rule_that_gives_no_findings_takes_nothing_with_it(given: Any) -> None:
+    diagnosis = diagnose(linears(VANISHING), rules=(*DEFAULT_RULES, Rule("mine", lambda _: given)))
+    assert [finding.rule for finding in diagnosis.findings] == ["vanishing"]
+    assert {one.rule: one.reason for one in diagnosis.not_checked}["mine"].startswith("the rule raised")
+
+
+@pytest.mark.parametrize("rules", [None, "dead", ["dead"], [every_node]])
+def test_what_is_no_rule_is_refused(rules: Any) -> None:
+    with pytest.raises(OptionError, match=r"rules= takes a series of fxgrad\.diagnosis\.Rule"):
+        diagnose(linears(HEALTHY), rules=rules)
 
 
 def test_a_rule_that_is_left_out_is_neither_passed_nor_lacking() -> None:
@@ -132,6 +169,27 @@ def test_an_infinite_norm_may_be_the_accumulators() -> None:
     flow = chain(*links, setting=Setting("norm", "node", values=False))
     assert "nonfinite" not in lacking(flow)
     assert found(flow, "nonfinite")[0].site == "fc1"
+
+
+def test_an_infinite_norm_that_nan_comes_of_is_followed_to_its_source() -> None:
+    """``sqrt`` at 0 sends Inf, and ``h - h`` makes NaN of it: it is not the subtraction that is to blame."""
+    norms = (float("nan"), float("inf"), 1.0, 1.0)
+    flow = chain(
+        *(Link(f"fc{n}", norm_only(norm)) for n, norm in enumerate(norms)),
+        setting=Setting("norm", "node", values=False),
+    )
+    first = found(flow, "nonfinite")[0]
+    assert (first.site, first.confidence, first.path) == ("fc2", "one step", ("fc2", "fc1", "fc0"))
+    assert "into Inf" in first.message
+
+
+def test_words_at_level_norm_are_those_of_what_was_measured() -> None:
+    flow = chain(
+        Link("fc0", norm_only(float("nan"))), Link("fc1", norm_only(1.0)), setting=Setting("norm", "node", values=False)
+    )
+    first = found(flow, "nonfinite")[0]
+    assert "into NaN: entries are counted at statistics='full'" in first.message
+    assert first.confidence == "exact"
 
 
 # ---- one step or several -------------------------------------------------------------------------------------------

@@ -121,6 +121,17 @@ def test_the_first_bad_step_of_a_series_is_reported() -> None:
     assert finding.path == ("/sqrt", "fc0")
 
 
+@pytest.mark.parametrize(("steps", "severity"), [(1, "info"), (5, "info"), (6, "warning")])
+def test_without_an_optimizer_the_steps_that_a_scaler_must_skip_are_counted(steps: int, severity: str) -> None:
+    flow = chain(
+        Link("fc1", gradient(math.nan), parameters=("fc1.weight",), dtype="float16"),
+        Link("fc2", gradient(1.0), dtype="float16"),
+        parameters=[parameter("fc1.weight", gradient(math.nan))],
+        setting=Setting(more={"loss_scale": 65536.0}),
+    )
+    assert found([flow] * steps, "nonfinite")[0].severity == severity
+
+
 @pytest.mark.parametrize(("skipped", "severity"), [(0, "info"), (5, "info"), (6, "warning")])
 def test_a_scaler_may_skip_a_few_steps(skipped: int, severity: str) -> None:
     flow = chain(

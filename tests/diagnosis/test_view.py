@@ -78,3 +78,12 @@ def test_words_name_the_file_without_its_folder() -> None:
 @pytest.mark.parametrize(("ratio", "wanted"), [(100.0, 2.0), (0.001, -3.0), (0.0, -math.inf)])
 def test_decades(ratio: float, wanted: float) -> None:
     assert decades(ratio) == pytest.approx(wanted)
+
+
+def test_ways_back_as_bits() -> None:
+    view = FlowView(residual())
+    for node in view.flow.nodes:
+        assert view.bits_back(node.key) == view.bits(view.way_back(node.key))
+    first, second, *_ = view.order
+    assert view.bits([first, second, first]) == 0b11
+    assert view.bits([]) == 0

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 import fxgrad
+from fxgrad.diagnosis import FlowView, diagnose, zeros
 from fxgrad.schema import GradientFlow
-from tests.diagnosis.making import found
+from tests.diagnosis.making import Link, chain, found, gradient, parameter
 
 
 class Between(nn.Module):
@@ -124,3 +125,17 @@ def test_a_branch_that_was_not_chosen_is_information() -> None:
     (finding,) = found(flow_of(Choosing()), "zero")
     assert (finding.severity, finding.site) == ("info", "/where")
     assert finding.affected == ("two.weight", "two.bias")
+
+
+def test_who_passes_nothing_back_is_worked_out_once_a_flow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a flow with hundreds of such nodes takes seconds."""
+    seen: list[FlowView] = []
+    work = zeros._blockers
+    monkeypatch.setattr(zeros, "_blockers", lambda view: seen.append(view) or work(view))
+    links = [Link(f"fc{n}", gradient(float(n % 2)), parameters=(f"fc{n}.weight",)) for n in range(20)]
+    records = [parameter(f"fc{n}.weight", gradient(0.0)) for n in range(20)]
+    flows = [chain(*links, parameters=records)] * 5
+    assert len(zeros.blockers(FlowView(flows[0]))) == 10
+    seen.clear()
+    diagnose(flows)
+    assert len(seen) == len({id(view) for view in seen}) == 5
