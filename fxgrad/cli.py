@@ -248,10 +248,13 @@ def _conclude(judged: Judged, wanted: Wanted) -> None:
     judged.write(wanted.files)
     for path in wanted.files:
         typer.echo(f"wrote {path}", err=wanted.form != "text")  # what another program reads is nothing but that
-    for line in judged.unanswered(wanted.fail_on):
+    unanswered = judged.unanswered(wanted.fail_on)
+    for line in unanswered:
         typer.echo(f"fxgrad: {line}", err=True)
     if judged.fails(wanted.fail_on):
         raise typer.Exit(_FOUND)
+    if unanswered:  # what was not checked has not passed
+        raise typer.Exit(_MISUSE)
 
 
 def _make_folder(folder: Path) -> None:

@@ -119,7 +119,7 @@ def test_exit_codes(found, fail_on, code, monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_rule_to_fail_on_that_was_not_checked_is_told(asked: list[object]) -> None:
     result = typed("diagnose", "flow.json", "--fail-on", "spike", "--fail-on", "exploding")
-    assert result.exit_code == 0
+    assert result.exit_code == 2  # it has not passed
     assert result.stderr == "fxgrad: --fail-on spike: was not checked: needs several steps\n"
 
 

@@ -14,14 +14,18 @@ _NUMERIC = frozenset({
 })  # fmt: skip
 _GRAVITY = {"error": 0, "warning": 1, "info": 2}
 _LOCAL = frozenset({"scale_break", "saturated", "dead", "zero", "underflow", "symmetry"})
+#: The rules whose findings may explain another one.
+_CAUSES = frozenset({"nonfinite", "update_size", "vanishing", "exploding", "starved", *_LOCAL})
+_MANY = 3  # findings of one rule and severity that are shown side by side; the others stand inside of the first
 _GROUPED = frozenset({"saturated", "starved", "scale_break"})
 
 
 def joined(evidence: Evidence, findings: list[Finding]) -> list[Finding]:
     """The findings that are causes, each with those that it explains."""
     causes: dict[int, int] = {}
+    able = [(n, f) for n, f in enumerate(findings) if f.rule in _CAUSES]
     for number, finding in enumerate(findings):
-        for other, cause in enumerate(findings):
+        for other, cause in able:
             if number != other and explains(evidence, cause, finding) and _root(causes, other) != number:
                 causes[number] = other
                 break
@@ -31,6 +35,21 @@ def joined(evidence: Evidence, findings: list[Finding]) -> list[Finding]:
             own = tuple(f for n, f in enumerate(findings) if n in causes and _root(causes, n) == number)
             grave = min((finding, *own), key=lambda f: _GRAVITY[f.severity]).severity
             result.append(replace(finding, consequences=own, severity=grave) if own else finding)
+    return _folded(result)
+
+
+def _folded(findings: list[Finding]) -> list[Finding]:
+    """Of many findings of one rule and severity a few, the others inside of the first: "12 more of this kind"."""
+    alike: dict[tuple[str, str], list[Finding]] = {}
+    for finding in findings:
+        alike.setdefault((finding.rule, finding.severity), []).append(finding)
+    result = []
+    for finding in findings:
+        group = alike[finding.rule, finding.severity]
+        if finding is group[0] and len(group) > _MANY:
+            result.append(replace(finding, consequences=(*finding.consequences, *group[_MANY:])))
+        elif any(finding is one for one in group[:_MANY]):
+            result.append(finding)
     return result
 
 
@@ -47,7 +66,9 @@ def explains(evidence: Evidence, cause: Finding, finding: Finding) -> bool:  # n
     if cause.severity == "info":
         return False
     if cause.rule == "nonfinite":
-        if finding.rule == "update_size":
+        if finding.rule == "update_size":  # a step that a scaler skipped, as after a mere warning, moves nothing
+            if cause.severity != "error":
+                return False
             return (finding.backward or 0) >= (cause.backward or 0) and cause.parameter is None
         return finding.rule in _NUMERIC
     if cause.rule == "update_size" and cause.severity == "error":

@@ -63,7 +63,7 @@ def _factor(node: Node) -> Constant | None:
 
 def is_output_unit(view: FlowView, node: Node) -> bool:
     """Whether a constant factor stands behind all weights, where the loss may well divide it out again."""
-    if _factor(node) is None:
+    if view.kinds[node.key] not in {"mul", "div"} or (_factor(node) is None and not _fixed(view, node)):
         return False
     return all(view.kinds[key] not in WEIGHTED for key in view.behind(node.key))
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from fxgrad.diagnosis.rule import Draft, Evidence, listed
 from fxgrad.diagnosis.view import FlowView
-from fxgrad.schema import Finding, Node, ParameterRecord
+from fxgrad.schema import BlindSpot, Finding, Node, ParameterRecord
 
 _NUMBERED = re.compile(r"^(?P<list>.*?)(?:^|\.)\d+(?:\..*)?$")
 
@@ -19,6 +19,18 @@ def _lost(evidence: Evidence) -> list[ParameterRecord]:
     return [r for r in evidence.view.flow.parameters if r.reason == "not_reached" and r.name not in got]
 
 
+def _spots(view: FlowView) -> dict[str, list[BlindSpot]]:
+    """The blind spots of values, by node."""
+    if "spots" not in view.memo:
+        found: dict[str, list[BlindSpot]] = {}
+        for spot in view.flow.blind_spots:
+            if spot.consumer is None:
+                found.setdefault(spot.key, []).append(spot)
+        view.memo["spots"] = found
+    spots: dict[str, list[BlindSpot]] = view.memo["spots"]
+    return spots
+
+
 def _cut(view: FlowView, record: ParameterRecord) -> tuple[str, str] | None:
     """Why a parameter that is used gets nothing: ``"detached"`` or ``"unused"``, and the key of the node to blame.
 
@@ -26,8 +38,7 @@ def _cut(view: FlowView, record: ParameterRecord) -> tuple[str, str] | None:
     """
     dropped = None
     for key in view.owners.get(record.name, ()):
-        spots = [spot for spot in view.flow.blind_spots if spot.key == key and spot.consumer is None]
-        for spot in spots:
+        for spot in _spots(view).get(key, ()):
             if spot.cut is not None:
                 return "detached", view.function_around(spot.cut) or spot.cut
             if spot.reason in {"no_grad_region", "detached", "integer"}:
@@ -76,7 +87,7 @@ def detached(evidence: Evidence) -> Iterator[Finding]:
 
 def _how(view: FlowView, node: Node) -> tuple[str, str]:
     kind = view.kinds[node.key]
-    reasons = {spot.reason for spot in view.flow.blind_spots if spot.key == node.key}
+    reasons = {spot.reason for spot in _spots(view).get(node.key, ())}
     if kind in {"detach", "data"}:
         return f"{kind} takes the value out of the graph", (
             "remove it, or freeze what lies before it (requires_grad_(False)) if that is meant"

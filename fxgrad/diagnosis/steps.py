@@ -155,6 +155,8 @@ def _large(evidence: Evidence, view: FlowView, large: dict[str, float]) -> Findi
 
 def _unusual(evidence: Evidence, views: list[FlowView]) -> Iterator[Finding]:
     limits = evidence.thresholds
+    steps = {view.flow.optimizer.step if view.flow.optimizer is not None else n: view for n, view in enumerate(views)}
+    views = list(steps.values())  # several backward passes may lead to one step
     if len(views) < _USUAL:
         return
     names = [r.name for r in views[-1].flow.parameters if _matrix(r) and r.update is not None]
