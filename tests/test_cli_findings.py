@@ -104,7 +104,7 @@ def test_in_sarif_what_has_no_line_is_shown_where_the_model_ends(asked: list[obj
         ([diagnoses.dead()], [], 1),
         ([diagnoses.dead()], ["dead"], 1),
         ([diagnoses.dead()], ["spike", "dead"], 1),
-        ([diagnoses.dead()], ["spike"], 0),
+        ([diagnoses.dead()], ["spike"], 2),
         ([diagnoses.dead()], ["zero"], 1),  # though the dead activation explains it
         ([diagnoses.frozen()], ["frozen"], 0),
         ([], ["dead"], 0),
@@ -198,7 +198,7 @@ def process(*words: str, patch: str = "") -> subprocess.CompletedProcess[str]:
     ("words", "patch", "code"),
     [
         (["diagnose", "flow.json"], "diagnoses.every()", 1),
-        (["diagnose", "flow.json", "--fail-on", "spike"], "diagnoses.every()", 0),
+        (["diagnose", "flow.json", "--fail-on", "spike"], "diagnoses.every()", 2),
         (["diagnose", "flow.json"], "diagnoses.diagnosis(diagnoses.frozen())", 0),
         (["diagnose", "flow.json", "--fail-on", "ded"], "", 2),
         (["diagnose", "nowhere.json"], "", 2),

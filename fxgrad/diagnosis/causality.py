@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fxgrad.diagnosis.rule import Evidence
-from fxgrad.schema import Finding
+from fxgrad.schema import RULES, Finding
 
 #: What numbers say little about once a gradient is non-finite.
 _NUMERIC = frozenset({
@@ -46,7 +46,9 @@ def _folded(findings: list[Finding]) -> list[Finding]:
     result = []
     for finding in findings:
         group = alike[finding.rule, finding.severity]
-        if finding is group[0] and len(group) > _MANY:
+        if finding.rule not in RULES:  # a rule of the user's own is shown as it is
+            result.append(finding)
+        elif finding is group[0] and len(group) > _MANY:
             result.append(replace(finding, consequences=(*finding.consequences, *group[_MANY:])))
         elif any(finding is one for one in group[:_MANY]):
             result.append(finding)

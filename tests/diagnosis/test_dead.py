@@ -50,7 +50,10 @@ def test_a_bias_is_a_cause_from_its_margin_on() -> None:
 
 def test_a_whole_activation_needs_no_cause() -> None:
     assert [f.severity for f in found(rectified(16, units=16), "dead")] == ["error"]
-    assert found(rectified(15, units=15), "dead") == ()  # by chance
+    assert [f.severity for f in found(rectified(15, units=15), "dead")] == [
+        "warning"
+    ]  # all of the model goes through it
+    assert found(rectified(3, units=3), "dead") == ()  # by chance
 
 
 @pytest.mark.parametrize(("never", "severity"), [(17, "warning"), (16, "info"), (7, "info"), (6, None)])

@@ -18,7 +18,9 @@ def times(factor: float) -> GradientFlow:
     """A product with a constant."""
     constant = Constant("args[1]", str(factor), factor)
     first = Link("fc0", gradient(abs(factor)), parameters=("fc0.weight",))
-    return chain(first, Link("/mul", gradient(1.0), constants=(constant,)), parameters=[parameter("fc0.weight", 1.0)])
+    last = Link("fc1", gradient(1.0), parameters=("fc1.weight",))
+    weights = [parameter(name, 1.0) for name in ("fc0.weight", "fc1.weight")]
+    return chain(first, Link("/mul", gradient(1.0), constants=(constant,)), last, parameters=weights)
 
 
 @pytest.mark.parametrize(
@@ -32,6 +34,17 @@ def test_a_constant_by_its_decades(factor: float, severity: str | None) -> None:
         assert findings[0].site == "/mul"
         assert findings[0].evidence["gain"] == pytest.approx(factor)
         assert findings[0].evidence["constant"] == factor
+
+
+def test_behind_all_weights_a_constant_may_be_the_unit_of_what_is_predicted() -> None:
+    def units(factor: float) -> GradientFlow:
+        first = Link("fc0", gradient(factor), parameters=("fc0.weight",))
+        constant = Constant("args[1]", str(factor), factor)
+        last = Link("/mul", gradient(1.0), constants=(constant,))
+        return chain(first, last, parameters=[parameter("fc0.weight", 1.0)])
+
+    assert found(units(1.1e3), "scale_break") == found(units(1.1e3), "exploding") == ()
+    assert [f.severity for f in found(units(1e6), "scale_break")] == ["error"]
 
 
 def test_its_threshold() -> None:
