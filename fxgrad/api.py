@@ -126,9 +126,8 @@ def watch(  # noqa: PLR0913  # the public signature of the design
         channels: with ``forward``, also the gradient of what convolutions, linear and matmul-like nodes returned, unit
             by unit, in ``site.channels``.
         optimizer: the optimizer, or several: flows then have what the step behind a backward pass did to each parameter
-            (``ParameterRecord.update``, ``flow.optimizer``).  In accumulation the step belongs to all backward passes
-            since the step before, and each of their flows has it.  A step copies the parameters that have a gradient,
-            for as long as it runs.
+            (``ParameterRecord.update``, ``flow.optimizer``), in accumulation each of their flows.  A step copies the
+            parameters that have a gradient, for as long as it runs.
         scaler: the ``torch.amp.GradScaler``: flows then have the loss scale (``flow.event.loss_scale``) and how many
             steps were skipped.
         limits: your own alarms: the largest values of statistics (``{"l2_norm": 1e3}``) at any site or parameter, with
@@ -152,9 +151,7 @@ def watch(  # noqa: PLR0913  # the public signature of the design
             "fxgrad.flow_of(model), or capture='auto'"
         )
         raise OptionError(message)
-    if isinstance(every, bool) or not isinstance(every, int) or every < 1:
-        message = f"every must be a whole number of at least 1, but is {every!r}"
-        raise OptionError(message)
+    _check_every(every)
     around = Around.of(statistics, optimizer=optimizer, scaler=scaler, limits=limits, on_finding=on_finding)
     return Watch(model, Options(statistics, capture, sites, forward, channels), every=every, around=around)
 
@@ -229,6 +226,12 @@ def rewrite(
         message = f"audit={audit!r} is not known; it is one of 'count', 'full'"
         raise OptionError(message)
     return Rewrite(model, rules, capture=capture, audit=audit)
+
+
+def _check_every(every: Any) -> None:
+    if isinstance(every, bool) or not isinstance(every, int) or every < 1:
+        message = f"every must be a whole number of at least 1, but is {every!r}"
+        raise OptionError(message)
 
 
 def _check_options(

@@ -37,6 +37,31 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+Target = Annotated[
+    str, typer.Argument(metavar="TARGET", help="package.module:name or file.py:name, a model or what makes one.")
+]
+Keywords = Annotated[list[str] | None, typer.Argument(metavar="NAME=VALUE", help="Arguments of what makes the model.")]
+Inputs = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--input",
+        "-i",
+        metavar="SPEC",
+        help="8x3x224x224:float32, 8x128:int64:0-30522, NAME=SPEC, batch.pt, or file.py:function. May be repeated.",
+    ),
+]
+Loss = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="sum, mean, cross_entropy, mse_loss ... against random targets, or package.module:callable. "
+        "Without it: the model's own loss, or a random direction.",
+    ),
+]
+Forward = Annotated[
+    bool | None,
+    typer.Option("--forward/--no-forward", help="Measure the values themselves too. Without it: unless norm."),
+]
 Files = Annotated[
     list[Path] | None,
     typer.Option("-o", "--output", metavar="FILE", help="Write .svg, .dot, .json or .txt. May be repeated."),
@@ -85,39 +110,17 @@ def _options(
 
 @app.command()
 def run(
-    target: Annotated[
-        str, typer.Argument(metavar="TARGET", help="package.module:name or file.py:name, a model or what makes one.")
-    ],
-    keywords: Annotated[
-        list[str] | None, typer.Argument(metavar="NAME=VALUE", help="Arguments of what makes the model.")
-    ] = None,
-    inputs: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--input",
-            "-i",
-            metavar="SPEC",
-            help="8x3x224x224:float32, 8x128:int64:0-30522, NAME=SPEC, batch.pt, or file.py:function. May be repeated.",
-        ),
-    ] = None,
-    loss: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="sum, mean, cross_entropy, mse_loss ... against random targets, or package.module:callable. "
-            "Without it: the model's own loss, or a random direction.",
-        ),
-    ] = None,
+    target: Target,
+    keywords: Keywords = None,
+    inputs: Inputs = None,
+    loss: Loss = None,
     train: Annotated[
         bool | None, typer.Option("--train/--eval", help="Mode of the model. Without it: as it comes.")
     ] = None,
     capture: Annotated[Literal["auto", "symbolic", "eager"], typer.Option(help="Front end.")] = "auto",
     statistics: Annotated[Level, typer.Option(help="Statistics of each gradient.")] = "full",
     sites: Annotated[SiteKind, typer.Option(help="edge: also the part that each use of a value sends back.")] = "edge",
-    forward: Annotated[
-        bool | None,
-        typer.Option("--forward/--no-forward", help="Measure the values themselves too. Without it: unless norm."),
-    ] = None,
+    forward: Forward = None,
     norm: Norm = "l2_norm",
     depth: Depth = None,
     seed: Annotated[int, typer.Option(help="Of parameters, inputs and targets.")] = 0,

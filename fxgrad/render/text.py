@@ -83,14 +83,9 @@ def table(
     for site in shown:
         marker = "<- drop " if site.id in drops else ""
         name = _text(f"{_site_words(site)} {rewritten_words(site, norm)}".strip())
-        words = [
-            shape_words(site),
-            norm_words(site.statistics, norm),
-            _bar(site, norm, scale),
-            f"{marker}x{number(known[site.id])}" if site.id in known else "",
-            _zeros(site),
-            short_source(site.source),
-        ]
+        ratio = f"{marker}x{number(known[site.id])}" if site.id in known else ""
+        words = [shape_words(site), norm_words(site.statistics, norm), _bar(site, norm, scale), ratio, _zeros(site),
+                 short_source(site.source)]  # fmt: skip
         style = "bold reverse" if marker else _STYLES[look_of(site.statistics)]
         culprit = [_text(f"<- {word}", "bold magenta") for word in marks.get(site.id, [])]
         result.add_row(Text("\n").join([name, *culprit]), *map(_text, words), style=style)
