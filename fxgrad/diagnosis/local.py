@@ -53,6 +53,7 @@ def scale_break(evidence: Evidence) -> Iterator[Finding]:
             continue
         if gain > 1 or throttled(evidence.view, node, evidence.thresholds.throttle) is None:
             yield _break(evidence, node, gain)
+    evidence.need_parts(SCALING)
 
 
 def _factor(node: Node) -> Constant | None:
@@ -165,6 +166,7 @@ def saturated(evidence: Evidence) -> Iterator[Finding]:
             flattest *= _INSIDE
         if flat is not None and gain is not None and flat < flattest and gain < bounds[kind][1]:
             yield _saturation(evidence, node, flat, gain)
+    evidence.need_parts(bounds)
 
 
 def one_entry(view: FlowView, key: str) -> bool:

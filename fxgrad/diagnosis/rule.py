@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -55,6 +55,25 @@ class Evidence:
         """
         if not self.view.flow.event.values:
             message = "forward statistics were not taken (forward=True)"
+            raise LackingError(message)
+
+    def need_parts(self, kinds: Collection[str]) -> None:
+        """Raise where nodes of these kinds take values with several uses, and the parts were not measured.
+
+        To be called last: what was found before stands.
+
+        Raises:
+            LackingError: some of them cannot be judged.
+        """
+        view = self.view
+        if view.flow.event.sites == "edge":
+            return
+        known = (n.key for n in view.flow.nodes if view.kinds[n.key] in kinds and view.received(n.key))
+        blind = [key for key in known if view.gain(key) is None and any(map(view.shared, view.takes[key]))]
+        if blind:
+            message = (
+                f"{len(blind)} operations take values with several uses, whose parts were not measured (sites='edge')"
+            )
             raise LackingError(message)
 
     def need_counts(self) -> None:

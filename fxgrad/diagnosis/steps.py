@@ -236,6 +236,9 @@ def loss_seed(evidence: Evidence) -> Iterator[Finding]:
         )  # fmt: skip
         yield draft.at(None, affected=tuple(r.name for r in view.flow.parameters if r.statistics is not None))
         return
+    if any(site.statistics is not None and site.statistics.outside_range for site in seeds):
+        message = "at statistics='norm' a norm of 0 or Inf may be the accumulator's; it is measured in full next time"
+        raise LackingError(message)
     for site in seeds:
         size = _seed_size(view, site)
         if size and not evidence.thresholds.seed_low <= size <= evidence.thresholds.seed_high:

@@ -124,6 +124,12 @@ class FlowView:
         """Reason by site id, for what has no gradient."""
         return {spot.id: spot.reason for spot in self.flow.blind_spots if spot.consumer is None}
 
+    def shared(self, edge: Edge) -> bool:
+        """Whether the value that an edge carries got a gradient from several uses."""
+        value = edge.producer + edge.output_position
+        site = self.by_id.get(value)
+        return site is not None and site.statistics is not None and len(self.uses[value]) > 1
+
     def gain(self, key: str) -> float | None:
         """What a node sends back over what it received, l2 norms; None where either is unknown or nothing arrived."""
         received, sent = self.received(key), self.sent(key)

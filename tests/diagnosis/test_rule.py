@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import pytest
+import torch
+from torch import nn
 
+import fxgrad
 from fxgrad.diagnosis import Draft, Evidence, FlowView, LackingError, Thresholds
 from fxgrad.diagnosis.rule import listed, number
 from tests.diagnosis.making import Setting, linears
@@ -56,3 +59,34 @@ def test_words() -> None:
     assert number(0.000123456) == "0.000123"
     assert listed(["a", "b", "c"]) == "a, b, c"
     assert listed(["a", "b", "c", "d", "e"]) == "a, b, c and 2 more"
+
+
+class Twice(nn.Module):
+    """A value with two uses, one of them scaled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 2)
+
+    def forward(self, x):
+        h = self.first(x)
+        return self.last(torch.sigmoid(h * 2.0) + h)
+
+
+@pytest.mark.parametrize(("sites", "lacking"), [("node", True), ("edge", False)])
+def test_what_needs_the_parts_of_a_fan_out_says_so(sites: str, lacking: bool) -> None:
+    torch.manual_seed(0)
+    flow = fxgrad.gradient_flow(Twice(), torch.randn(8, 4), sites=sites)
+    missing = {one.rule: one.reason for one in flow.not_checked}
+    assert ("scale_break" in missing) == lacking
+    if lacking:
+        assert missing["scale_break"].startswith("1 operations take values with several uses")
+        assert "saturated" not in missing  # its input has one use
+
+
+def test_an_outputs_zero_norm_is_not_checked() -> None:
+    torch.manual_seed(0)
+    flow = fxgrad.gradient_flow(nn.Linear(4, 2), torch.randn(8, 4), loss=lambda out: (0 * out).sum(), statistics="norm")
+    assert "loss_seed" in {one.rule for one in flow.not_checked}
+    full = fxgrad.gradient_flow(nn.Linear(4, 2), torch.randn(8, 4), loss=lambda out: (0 * out).sum())
+    assert [(f.severity, f.rule) for f in full.findings] == [("warning", "loss_seed")]
