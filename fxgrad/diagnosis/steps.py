@@ -196,11 +196,14 @@ def optimizer_epsilon(evidence: Evidence) -> Iterator[Finding]:
     small = [r for r in known if _swallowed(r, loss_scale, evidence.thresholds.epsilon)]
     first, now = total_norm(evidence.views[0]), total_norm(view)
     converged = first is not None and now is not None and now < _FELL * first
+    # Branches that begin small (LayerScale) have such gradients; of a loss that is too small the head has one as well.
+    order = {r.name: max(map(view.order.__getitem__, view.owners.get(r.name, [])), default=-1) for r in known}
+    last = max(known, key=lambda r: order[r.name])
     if len(small) > evidence.thresholds.epsilon_share * len(known) and not converged:
         worst = min(small, key=lambda r: r.rms or 0.0)
         epsilon = (worst.update.epsilon if worst.update is not None else None) or 0.0
         draft = Draft(
-            evidence, "optimizer_epsilon", "warning",
+            evidence, "optimizer_epsilon", "warning" if last in small else "info",
             f"the gradient of {worst.name} has rms {number((worst.rms or 0.0) / loss_scale)}, the optimizer's eps is "
             f"{number(epsilon)}: steps shrink, for {len(small)} of {len(known)} matrices",
             "lower eps (1e-12 to 1e-15), or undo the factor that makes the loss so small",

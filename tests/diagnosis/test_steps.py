@@ -194,3 +194,32 @@ def test_units_whose_gradients_are_alike_are_told_by_channels() -> None:
     found = fxgrad.gradient_flow(model, x, loss=torch.sum, channels=True).findings
     assert [(f.rule, f.affected) for f in found] == [("symmetry", ("0.weight",))]
     assert fxgrad.gradient_flow(model, x, loss=torch.sum).findings == ()
+
+
+class Throttled(nn.Module):
+    """Branches under a LayerScale of a millionth, and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.branches = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
+        self.scale = nn.Parameter(torch.full((8,), 1e-6))
+        self.head = nn.Linear(8, 2)
+
+    def forward(self, x):
+        for branch in self.branches:
+            x = x + self.scale * branch(x)
+        return self.head(x)
+
+
+@pytest.mark.parametrize(("times", "severity"), [(1.0, "info"), (1e-7, "warning")])
+def test_branches_that_begin_small_are_no_fault_of_the_epsilon(times: float, severity: str) -> None:
+    torch.manual_seed(0)
+    model = Throttled()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-9)
+    with fxgrad.watch(model, optimizer=optimizer) as watch:
+        for _ in range(6):
+            optimizer.zero_grad()
+            (times * model(torch.randn(16, 8)).square().mean()).backward()
+            optimizer.step()
+        findings = [f for f in watch.diagnose().findings if f.rule == "optimizer_epsilon"]
+    assert [f.severity for f in findings] == [severity]
