@@ -41,6 +41,28 @@ def test_the_node_that_cuts_everything_off_is_named(cut, key, loss) -> None:
         fxgrad.gradient_flow(Cut(cut), torch.randn(3, 4), loss=loss)
 
 
+class Casting(nn.Module):
+    """A head that nothing uses, and a cast that asks for no value."""
+
+    def __init__(self, asks):
+        super().__init__()
+        self.first, self.unused = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.asks = asks
+
+    def forward(self, x):
+        mask = (x > 0).float().bool().int().float()
+        h = self.first(x) * mask
+        return 2.0 * h if self.asks and bool(h.sum() > 0) else h
+
+
+@pytest.mark.parametrize(("asks", "severity"), [(False, "warning"), (True, "info")])
+def test_a_cast_asks_for_no_value_and_a_branch_does(asks, severity) -> None:
+    torch.manual_seed(0)
+    flow = fxgrad.gradient_flow(Casting(asks), torch.randn(3, 4))
+    assert flow.capture.asked is asks
+    assert [(f.severity, f.rule) for f in flow.findings] == [(severity, "unused")]
+
+
 def test_a_frozen_model_has_no_such_node() -> None:
     model = nn.Linear(4, 4).requires_grad_(False)
     with pytest.raises(NothingToDifferentiateError, match="frozen") as error:

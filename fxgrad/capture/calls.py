@@ -14,6 +14,10 @@ from fxgrad.capture.names import op_word, operator_of
 from fxgrad.schema import Constant
 from fxgrad.torch_private import tampered
 
+#: What tells Python a tensor's value; by function name, since ``x.float()`` is a cast and ``float(x)`` isn't.
+ASKS = frozenset({
+    "__bool__", "__float__", "__int__", "__index__", "__complex__", "item", "tolist", "numpy", "allclose", "equal",
+})  # fmt: skip
 _NOT_REFLECTED = frozenset({"__repr__", "__reduce__", "__reduce_ex__", "__reversed__", "__rshift__"})
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
 
-from fxgrad.capture.calls import frozen, function_word, fx_op, leaf_facts, named_arguments, same_call
+from fxgrad.capture.calls import ASKS, frozen, function_word, fx_op, leaf_facts, named_arguments, same_call
 from fxgrad.capture.captured import Call, ModuleSpan, Opaque, Output, ParameterRef, Plan, Ref, constant, describe_output
 from fxgrad.capture.modules import ModuleMap, Place
 from fxgrad.capture.names import METADATA, source_line
@@ -34,7 +34,6 @@ from fxgrad.torch_private import (
 )
 
 _WRITES_ITEM = torch.Tensor.__setitem__
-_ASKS = frozenset({"bool", "item", "float", "int", "index", "tolist", "nonzero", "numpy", "allclose", "equal"})
 _HOOKABLE = frozenset({"register_hook", "grad_fn"})  # what a user's hook on a value begins with
 _WORDS: dict[Any, str] = {}  # of torch's functions, which live as long as the process
 
@@ -192,7 +191,7 @@ class Session(TorchFunctionMode):
             word = _WORDS[func] = function_word(func)
         if word in _HOOKABLE:
             self._note_user_hook(args[0])
-        self.asked |= word in _ASKS
+        self.asked = self.asked or getattr(func, "__name__", "") in ASKS
         if word in METADATA or functorch_active():
             # Wrapped tensors have no gradient of their own; what comes out of a transform is external.
             return func(*args, **kwargs)
