@@ -1,0 +1,10 @@
+// What each file of the extension brings to its Python module; module.cpp calls them all.
+#pragma once
+
+#include <torch/csrc/utils/pybind.h>
+
+namespace fxgrad {
+
+void bind_statistics(pybind11::module_& module);
+
+}  // namespace fxgrad

@@ -1,0 +1,6 @@
+#include "bindings.h"
+
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
+  module.doc() = "The native recorder of fxgrad.";
+  fxgrad::bind_statistics(module);
+}
