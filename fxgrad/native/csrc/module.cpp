@@ -3,4 +3,6 @@
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.doc() = "The native recorder of fxgrad.";
   fxgrad::bind_statistics(module);
+  fxgrad::bind_record(module);
+  fxgrad::bind_observer(module);
 }

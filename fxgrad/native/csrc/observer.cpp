@@ -1,0 +1,321 @@
+#include "observer.h"
+
+#include "bindings.h"
+
+#include <ATen/core/ivalue.h>
+#include <ATen/core/grad_mode.h>
+#include <torch/csrc/autograd/variable.h>
+#include <torch/extension.h>
+
+#include <algorithm>
+
+namespace py = pybind11;
+using torch::autograd::Node;
+
+namespace fxgrad {
+
+// ---- values by place ---------------------------------------------------------------------------------------------
+
+size_t Places::position(const Node* node, uint32_t output) const {
+  const size_t mask = slots_.size() - 1;
+  size_t at = ((reinterpret_cast<uintptr_t>(node) >> 4) * 0x9E3779B97F4A7C15ull + output * 0x85EBCA6Bull) & mask;
+  while (slots_[at].round == round_ && (slots_[at].node != node || slots_[at].output != output)) at = (at + 1) & mask;
+  return at;
+}
+
+int32_t Places::find(const Node* node, uint32_t output) const {
+  const Slot& slot = slots_[position(node, output)];
+  return slot.round == round_ && slot.sequence == node->sequence_nr() ? slot.value : -1;
+}
+
+void Places::put(const Node* node, uint32_t output, int32_t value) {
+  if (count_ * 2 >= slots_.size()) {
+    std::vector<Slot> old(slots_.size() * 2);
+    old.swap(slots_);
+    for (const Slot& slot : old) {
+      if (slot.round == round_) slots_[position(slot.node, slot.output)] = slot;
+    }
+  }
+  Slot& slot = slots_[position(node, output)];
+  count_ += slot.round != round_;
+  slot = {node, output, value, node->sequence_nr(), round_};
+}
+
+void Places::clear() {
+  count_ = 0;
+  round_++;
+}
+
+// ---- what stays ------------------------------------------------------------------------------------------------
+
+void Model::set_parameters(const std::vector<at::Tensor>& tensors) {
+  auto made = std::make_shared<Parameters>();
+  int32_t number = 0;
+  for (const auto& tensor : tensors) made->emplace(tensor.unsafeGetTensorImpl(), kParameters - number++);
+  parameters = made;
+}
+
+int32_t Model::add(const std::vector<Step>& steps, const std::vector<int32_t>& first_values, int32_t plan) {
+  auto made = std::make_shared<Courses>(*courses);
+  const int32_t found = made->add(steps, first_values, plan);
+  courses = made;
+  return found;
+}
+
+void Model::set_levels(int32_t plan, const std::map<int32_t, uint8_t>& levels) {
+  auto made = std::make_shared<Courses>(*courses);
+  made->set_levels(plan, levels);
+  courses = made;
+}
+
+// ---- torch's callbacks -------------------------------------------------------------------------------------------
+
+namespace {
+
+struct Running {
+  std::vector<Forward*> forwards;  // of this thread, the innermost last
+  int depth = 0;                   // of operators
+  at::CallbackHandle handle = at::INVALID_CALLBACK_HANDLE;
+};
+thread_local Running running;
+
+std::unique_ptr<at::ObserverContext> on_start(const at::RecordFunction& function) {
+  if (function.scope() == at::RecordScope::FUNCTION) {
+    for (Forward* forward : running.forwards) forward->start(function);
+  }
+  running.depth++;
+  return nullptr;
+}
+
+void on_end(const at::RecordFunction& function, at::ObserverContext*) {
+  running.depth--;
+  if (function.scope() == at::RecordScope::FUNCTION) {
+    for (Forward* forward : running.forwards) forward->end(function);
+  }
+}
+
+template <class F>
+void each_tensor(const c10::IValue& value, F use) {
+  if (value.isTensor()) {
+    const at::Tensor& tensor = value.toTensor();
+    if (tensor.defined()) use(tensor);
+  } else if (value.isTensorList()) {
+    for (const at::Tensor& tensor : value.toTensorList()) {
+      if (tensor.defined()) use(tensor);
+    }
+  } else if (value.isList()) {
+    for (const c10::IValue& item : value.toListRef()) each_tensor(item, use);
+  } else if (value.isTuple()) {
+    for (const c10::IValue& item : value.toTupleRef().elements()) each_tensor(item, use);
+  }
+}
+
+}  // namespace
+
+// ---- one forward call --------------------------------------------------------------------------------------------
+
+Forward::Forward(std::shared_ptr<Model> model, std::shared_ptr<Record> record, bool learning, bool keeps_places)
+    : model_(std::move(model)),
+      courses_(model_->courses),
+      parameters_(model_->parameters),
+      record_(std::move(record)),
+      learning_(learning),
+      keeps_places_(keeps_places) {
+  if (!model_->pool.empty()) {
+    places_ = std::move(model_->pool.back());
+    model_->pool.pop_back();
+    places_.clear();
+  }
+}
+
+void Forward::begin(const std::string& kind, const std::vector<at::Tensor>& inputs) {
+  if (running.forwards.empty()) {
+    running.depth = 0;
+    running.handle = at::addThreadLocalCallback(
+        at::RecordFunctionCallback(on_start, on_end)
+            .needsInputs(true)
+            .needsOutputs(true)
+            .scopes({at::RecordScope::FUNCTION, at::RecordScope::BACKWARD_FUNCTION}));
+  }
+  base_depth_ = running.depth;
+  running.forwards.push_back(this);
+  active_ = true;
+  open(kind.c_str(), true);
+  for (const auto& input : inputs) returned(input);
+  close();
+}
+
+void Forward::leave() {
+  if (!active_) return;
+  active_ = false;
+  auto& forwards = running.forwards;
+  forwards.erase(std::remove(forwards.begin(), forwards.end(), this), forwards.end());
+  if (forwards.empty()) at::removeCallback(running.handle);
+  leaves_.clear();
+  pending_.clear();
+  found_.clear();
+  model_->pool.push_back(std::move(places_));
+  places_ = Places();
+}
+
+void Forward::finish(const std::vector<at::Tensor>& outputs) {
+  open("outputs", true);
+  for (const auto& output : outputs) step_.sources.push_back(source(output));
+  close();
+  leave();
+}
+
+void Forward::start(const at::RecordFunction& function) {
+  if (running.depth != base_depth_ || paused) return;
+  open(function.name(), at::GradMode::is_enabled());
+  for (const auto& input : function.inputs()) {
+    each_tensor(input, [this](const at::Tensor& tensor) { step_.sources.push_back(source(tensor)); });
+  }
+  if (differs_at < 0 && !learning_) {
+    begun_ = courses_->begun(node_, step_.name.c_str(), step_.grad_mode, step_.sources);
+    if (begun_ < 0) differ();
+  }
+  hook_discovered(begun_);  // before the operator changes it in place
+  if (writes_steps() && on_step) {
+    py::gil_scoped_acquire gil;
+    on_step(step_.name);
+  }
+}
+
+void Forward::end(const at::RecordFunction& function) {
+  if (running.depth != base_depth_ || paused) return;
+  for (const auto& output : function.outputs()) {
+    each_tensor(output, [this](const at::Tensor& tensor) { returned(tensor); });
+  }
+  close();
+}
+
+void Forward::open(const char* name, bool grad_mode) {
+  step_.name = name;
+  step_.grad_mode = grad_mode;
+  step_.sources.clear();
+  step_.outputs.clear();
+  found_.clear();
+  first_ = values_;
+  begun_ = -1;
+}
+
+// The step is complete: it is the known one, or the first that differs.
+void Forward::close() {
+  if (differs_at < 0 && !learning_) {
+    if (begun_ < 0) begun_ = courses_->begun(node_, step_.name.c_str(), step_.grad_mode, step_.sources);
+    const int32_t known = begun_ < 0 ? -1 : courses_->ended(begun_, step_.outputs);
+    if (known < 0) {
+      differ();
+    } else {
+      node_ = known;
+    }
+  }
+  hook_discovered(node_);
+  if (writes_steps()) {
+    steps_.push_back(step_);
+    first_values_.push_back(first_);
+  }
+  count_++;
+}
+
+void Forward::differ() {
+  differs_at = count_;
+  begun_ = -1;
+}
+
+int32_t Forward::find(const at::Tensor& tensor) const {
+  const auto& node = tensor.grad_fn();
+  if (node) return places_.find(node.get(), tensor.output_nr());
+  const auto parameter = parameters_->find(tensor.unsafeGetTensorImpl());
+  if (parameter != parameters_->end()) return parameter->second;
+  for (const auto& [leaf, number] : leaves_) {
+    if (leaf.is_same(tensor)) return number;
+  }
+  return -1;
+}
+
+// Where a tensor that an operator takes comes from; the first use of an external value gives it a number.
+int32_t Forward::source(const at::Tensor& tensor) {
+  if (!tensor.requires_grad()) return kNoGradient;
+  const int32_t known = find(tensor);
+  if (known != -1) return known;
+  discover(tensor);
+  return kExternal;
+}
+
+void Forward::returned(const at::Tensor& tensor) {
+  const bool requires_grad = tensor.requires_grad();
+  step_.outputs.push_back(static_cast<uint16_t>(static_cast<int>(tensor.scalar_type()) * 2 + (requires_grad ? 1 : 0)));
+  if (requires_grad && step_.grad_mode && find(tensor) == -1) discover(tensor);
+}
+
+void Forward::discover(const at::Tensor& tensor) {
+  const int32_t number = values_++;
+  const auto& node = tensor.grad_fn();
+  if (node) {
+    places_.put(node.get(), tensor.output_nr(), number);
+  } else {
+    leaves_.emplace_back(tensor, number);
+  }
+  if (keeps_places_) at_.push_back({node ? node : torch::autograd::impl::gradient_edge(tensor).function, node ? tensor.output_nr() : 0u});
+  record_->shapes->add(tensor.is_nested() ? at::IntArrayRef() : tensor.sizes());
+  for (const auto& [early, site] : pending_) {
+    if (early.is_same(tensor)) noted.emplace_back(number, site);
+  }
+  if (!learning_) found_.emplace_back(tensor, number);
+}
+
+// Puts the hooks of the values that were discovered in the step that is `node`.
+void Forward::hook_discovered(int32_t node) {
+  for (const auto& [tensor, number] : found_) hook(tensor, number, node);
+  found_.clear();
+}
+
+void Forward::hook(const at::Tensor& tensor, int32_t number, int32_t node) {
+  Level level = record_->level;
+  if (differs_at < 0) {
+    const auto& levels = courses_->at(node).levels;
+    const auto within = static_cast<size_t>(number - first_);
+    level = within < levels.size() ? static_cast<Level>(levels[within]) : Level::none;
+  }
+  if (level == Level::none) return;
+  if (tensor.grad_fn()) {
+    hook_value(tensor, record_, static_cast<size_t>(number), level);
+  } else if (on_leaf) {
+    py::gil_scoped_acquire gil;
+    on_leaf(tensor, number);
+  }
+}
+
+// ---- learning ----------------------------------------------------------------------------------------------------
+
+void Forward::note(const at::Tensor& value, int64_t site) {
+  const int32_t known = find(value);
+  if (known >= 0) {
+    noted.emplace_back(known, site);
+  } else {
+    pending_.emplace_back(value, site);
+  }
+}
+
+int32_t Forward::value_of(const at::Tensor& tensor) const { return tensor.requires_grad() ? find(tensor) : -1; }
+
+int32_t Forward::learn(int32_t plan) { return model_->add(steps_, first_values_, plan); }
+
+std::vector<int32_t> Forward::hook_edges(const std::vector<Piece>& pieces, int32_t count) {
+  for (int32_t n = 0; n < count; n++) record_->shapes->add({});  // an edge's part has its source's shape
+  auto missing = fxgrad::hook_edges(pieces, at_, record_, static_cast<size_t>(values_));
+  at_.clear();
+  return missing;
+}
+
+int32_t Forward::plan_nearby() const {
+  int32_t node = node_;
+  while (courses_->at(node).plan < 0) node = courses_->at(node).next.at(0);
+  return courses_->at(node).plan;
+}
+
+int32_t Forward::plan() const { return differs_at >= 0 ? -1 : courses_->at(node_).plan; }
+
+}  // namespace fxgrad

@@ -1,0 +1,224 @@
+#include "record.h"
+
+#include "bindings.h"
+#include "statistics.h"
+
+#include <torch/csrc/autograd/graph_task.h>
+#include <torch/csrc/autograd/node.h>
+#include <torch/csrc/autograd/variable.h>
+#include <torch/extension.h>
+
+#include <algorithm>
+
+namespace py = pybind11;
+
+namespace fxgrad {
+
+void Event::grow(size_t slots) {
+  if (slots <= state.size()) return;
+  state.resize(slots, 0);
+  doubled.resize(slots, 0);
+  squares.resize(slots, 0.0);
+}
+
+namespace {
+
+// What the reductions take, or an undefined tensor: expanded and sliced gradients are copied.
+at::Tensor reducible_form(const at::Tensor& gradient) {
+  if (reducible(gradient)) return gradient;
+  constexpr c10::DispatchKeySet strange({c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot,
+                                         c10::DispatchKey::FuncTorchBatched, c10::DispatchKey::FuncTorchGradWrapper});
+  if (gradient.layout() != at::kStrided || !gradient.device().is_cpu() || gradient.key_set().has_any(strange) ||
+      gradient.is_non_overlapping_and_dense()) {
+    return {};
+  }
+  at::NoGradGuard off;
+  const at::Tensor copy = gradient.contiguous();
+  return reducible(copy) ? copy : at::Tensor();
+}
+
+}  // namespace
+
+bool Event::write(const at::Tensor& given, size_t slot, Level level) {
+  const at::Tensor gradient = reducible_form(given);
+  if (!gradient.defined()) return false;
+  if (level == Level::norm) {
+    squares[slot] = norm_square(gradient);
+  } else {
+    if (columns.size() < state.size() * kColumns) columns.resize(state.size() * kColumns);
+    double* row = columns.data() + slot * kColumns;
+    if (level == Level::full) {
+      full(gradient, row);
+    } else {
+      if (bins.size() < state.size() * kBins) bins.resize(state.size() * kBins);
+      histogram(gradient, row, bins.data() + slot * kBins);
+    }
+  }
+  doubled[slot] = gradient.scalar_type() == at::kDouble;
+  state[slot] = static_cast<uint8_t>(level);
+  return true;
+}
+
+Record::~Record() {
+  if (!Py_IsInitialized()) {
+    owner_.release();
+    return;
+  }
+  py::gil_scoped_acquire gil;
+  owner_ = py::object();
+}
+
+size_t Shapes::add(at::IntArrayRef sizes) {
+  begins_.push_back(static_cast<uint32_t>(sizes_.size()));
+  sizes_.insert(sizes_.end(), sizes.begin(), sizes.end());
+  return begins_.size() - 1;
+}
+
+std::vector<int64_t> Shapes::at(size_t slot) const {
+  const size_t end = slot + 1 < begins_.size() ? begins_[slot + 1] : sizes_.size();
+  return {sizes_.begin() + begins_.at(slot), sizes_.begin() + static_cast<int64_t>(end)};
+}
+
+Event* Record::event(int64_t task) {
+  Event* now = current_.load(std::memory_order_acquire);
+  if (now != nullptr && now->task == task && now->open.load(std::memory_order_acquire)) return now;
+  py::gil_scoped_acquire gil;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (const auto& known : events_) {
+      if (known->task == task && known->open.load()) {
+        current_.store(known.get(), std::memory_order_release);
+        return known.get();
+      }
+    }
+  }
+  auto made = std::make_shared<Event>(task);
+  made->grow(shapes->size());
+  if (!owner_.attr("native_begins")(made).cast<bool>()) return nullptr;
+  std::lock_guard<std::mutex> lock(mutex_);
+  events_.erase(std::remove_if(events_.begin(), events_.end(), [](const auto& e) { return !e->open.load(); }),
+                events_.end());
+  events_.push_back(made);
+  current_.store(made.get(), std::memory_order_release);
+  return made.get();
+}
+
+Event* Record::again(int64_t task, size_t slot) {
+  {
+    py::gil_scoped_acquire gil;
+    if (!owner_.attr("native_again")(slot).cast<bool>()) return nullptr;
+  }
+  return event(task);
+}
+
+void Record::observe(const at::Tensor& gradient, size_t slot, Level wanted) noexcept {
+  if (!gradient.defined() || !on.load(std::memory_order_relaxed)) return;
+  try {
+    const int64_t task = torch::autograd::get_current_graph_task_id();
+    Event* now = event(task);
+    if (now == nullptr) return;
+    if (slot >= now->state.size()) now->grow(std::max(shapes->size(), slot + 1));
+    if (now->state[slot] != 0) {
+      now = again(task, slot);
+      if (now == nullptr) return;
+    }
+    if (gradient.requires_grad() && !now->differentiated) {
+      now->differentiated = true;
+      py::gil_scoped_acquire gil;
+      owner_.attr("native_differentiated")();
+    }
+    if (!now->write(gradient, slot, wanted)) {
+      py::gil_scoped_acquire gil;
+      owner_.attr("native_takes")(slot, gradient);
+    }
+  } catch (py::error_already_set& error) {
+    py::gil_scoped_acquire gil;
+    error.restore();
+    PyErr_WriteUnraisable(nullptr);  // an error of ours, said as Python says one of a finaliser
+  } catch (const std::exception& error) {
+    TORCH_WARN_ONCE("fxgrad could not write a statistic: ", error.what());
+  }
+}
+
+torch::autograd::variable_list SiteHook::operator()(const torch::autograd::variable_list& gradients) {
+  if (output_ < gradients.size()) record_->observe(gradients[output_], slot_, level_);
+  return gradients;
+}
+
+torch::autograd::FunctionPreHook* LeafHooks::add(const at::Tensor& leaf, size_t slot, Level level) {
+  auto hook = std::make_unique<SiteHook>(record_, slot, 0, level);
+  auto* const known = hook.get();
+  torch::autograd::impl::add_hook(leaf, std::move(hook));
+  return known;
+}
+
+void LeafHooks::put(const at::Tensor& leaf, size_t slot, Level level) {
+  put_.push_back({c10::weak_intrusive_ptr<c10::TensorImpl>(leaf.getIntrusivePtr()), add(leaf, slot, level), slot, level});
+}
+
+void LeafHooks::mend() {
+  for (auto& put : put_) {
+    const at::Tensor leaf(put.leaf.lock());
+    if (!leaf.defined()) continue;
+    const auto& hooks = torch::autograd::impl::hooks(leaf);
+    const bool there = std::any_of(hooks.begin(), hooks.end(), [&](const auto& h) { return h.get() == put.hook; });
+    if (!there) put.hook = add(leaf, put.slot, put.level);
+  }
+}
+
+void LeafHooks::remove() {
+  for (const auto& put : put_) {
+    const at::Tensor leaf(put.leaf.lock());
+    if (!leaf.defined()) continue;
+    auto& hooks = torch::autograd::impl::hooks(leaf);
+    hooks.erase(std::remove_if(hooks.begin(), hooks.end(), [&](const auto& h) { return h.get() == put.hook; }),
+                hooks.end());
+  }
+  put_.clear();
+}
+
+void hook_value(const at::Tensor& value, const std::shared_ptr<Record>& record, size_t slot, Level level) {
+  const auto& node = value.grad_fn();
+  node->add_tensor_pre_hook(std::make_unique<SiteHook>(record, slot, value.output_nr(), level));
+}
+
+namespace {
+
+at::Tensor as_tensor(const void* data, size_t rows, size_t width, at::ScalarType type) {
+  auto made = at::empty({static_cast<int64_t>(rows), static_cast<int64_t>(width)}, at::TensorOptions().dtype(type));
+  if (rows != 0) std::memcpy(made.data_ptr(), data, rows * width * at::elementSize(type));
+  return made;
+}
+
+}  // namespace
+
+void bind_record(py::module_& module) {
+  py::enum_<Level>(module, "Level")
+      .value("none", Level::none)
+      .value("norm", Level::norm)
+      .value("full", Level::full)
+      .value("histogram", Level::histogram);
+  py::class_<Event, std::shared_ptr<Event>>(module, "Event")
+      .def("close", [](Event& e) { e.open.store(false, std::memory_order_release); })
+      .def_property_readonly("state", [](const Event& e) { return py::bytes(reinterpret_cast<const char*>(e.state.data()), e.state.size()); })
+      .def_property_readonly("doubled", [](const Event& e) { return py::bytes(reinterpret_cast<const char*>(e.doubled.data()), e.doubled.size()); })
+      .def_property_readonly("squares", [](const Event& e) { return as_tensor(e.squares.data(), e.squares.size(), 1, at::kDouble).view(-1); })
+      .def_property_readonly("columns", [](const Event& e) { return as_tensor(e.columns.data(), e.columns.size() / kColumns, kColumns, at::kDouble); })
+      .def_property_readonly("bins", [](const Event& e) { return as_tensor(e.bins.data(), e.bins.size() / kBins, kBins, at::kLong); });
+  py::class_<Shapes, std::shared_ptr<Shapes>>(module, "Shapes")
+      .def("add", [](Shapes& s, const std::vector<int64_t>& sizes) { return s.add(sizes); })
+      .def("at", &Shapes::at)
+      .def("__len__", &Shapes::size);
+  py::class_<Record, std::shared_ptr<Record>>(module, "Record")
+      .def(py::init<py::object, Level>())
+      .def_readonly("shapes", &Record::shapes)
+      .def("observe", [](Record& r, const at::Tensor& g, size_t slot, Level level) { py::gil_scoped_release no; r.observe(g, slot, level); })
+      .def_property("on", [](const Record& r) { return r.on.load(); }, [](Record& r, bool on) { r.on.store(on); });
+  py::class_<LeafHooks, std::shared_ptr<LeafHooks>>(module, "LeafHooks")
+      .def(py::init<std::shared_ptr<Record>>())
+      .def("put", &LeafHooks::put)
+      .def("mend", &LeafHooks::mend)
+      .def("remove", &LeafHooks::remove);
+}
+
+}  // namespace fxgrad

@@ -1,0 +1,117 @@
+// What C++ hooks write: the statistics of the gradients of one forward call, by backward event.
+//
+// A slot is a value of the forward call.  Writing takes no lock and no GIL; Python is asked when a backward pass begins,
+// and for every gradient that the reductions do not take.
+#pragma once
+
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+namespace fxgrad {
+
+enum class Level : uint8_t { none = 0, norm = 1, full = 2, histogram = 3 };
+
+// One run of the backward pass through one owner.
+struct Event {
+  explicit Event(int64_t task_) : task(task_) {}
+
+  const int64_t task;
+  std::atomic<bool> open{true};
+  bool differentiated = false;
+  std::vector<uint8_t> state;    // by slot: the `Level` that was written
+  std::vector<uint8_t> doubled;  // by slot: float64, whose squares are scaled at level `full`
+  std::vector<double> squares;   // by slot: the sum of squares, at level `norm`
+  std::vector<double> columns;   // kColumns a slot, from level `full` on
+  std::vector<int64_t> bins;     // kBins a slot, at level `histogram`
+
+  void grow(size_t slots);
+  bool write(const at::Tensor& gradient, size_t slot, Level level);
+};
+
+// The sizes of the values behind the slots.
+class Shapes {
+ public:
+  size_t add(at::IntArrayRef sizes);  // a new slot; its number
+  std::vector<int64_t> at(size_t slot) const;
+  size_t size() const { return begins_.size(); }
+
+ private:
+  std::vector<uint32_t> begins_;
+  std::vector<int64_t> sizes_;
+};
+
+// Whose slots they are: a forward call, or the parameters.
+//
+// `owner` is the Python object that stands for it; its `native_begins(event)` is called when a backward pass begins (and
+// says whether it is to be recorded), `native_takes(slot, gradient)` with what is left to Python, `native_again(slot)` for
+// a second gradient in one pass (true: a new event), `native_differentiated()` where a pass is itself differentiated.
+class Record {
+ public:
+  Record(pybind11::object owner, Level level) : level(level), owner_(std::move(owner)) {}
+  ~Record();
+  Record(const Record&) = delete;
+  Record& operator=(const Record&) = delete;
+
+  // Never throws: the user's backward pass goes on, whatever the gradient is.
+  void observe(const at::Tensor& gradient, size_t slot, Level level) noexcept;
+
+  const Level level;
+  const std::shared_ptr<Shapes> shapes = std::make_shared<Shapes>();
+  std::atomic<bool> on{true};
+
+ private:
+  Event* event(int64_t task);
+  Event* again(int64_t task, size_t slot);
+
+  std::atomic<Event*> current_{nullptr};
+  std::mutex mutex_;  // taken with the GIL held, never the other way round
+  std::vector<std::shared_ptr<Event>> events_;
+  pybind11::object owner_;
+};
+
+// The hook of one value: sees what arrives at its autograd node for it, before any hook of the user's.
+class SiteHook : public torch::autograd::FunctionPreHook {
+ public:
+  SiteHook(std::shared_ptr<Record> record, size_t slot, size_t output, Level level)
+      : record_(std::move(record)), slot_(slot), output_(output), level_(level) {}
+  torch::autograd::variable_list operator()(const torch::autograd::variable_list& gradients) override;
+  // Compiled autograd asks; there the Python recorder is chosen before a forward begins, so that nothing is lost.
+  void compiled_args(torch::dynamo::autograd::CompiledNodeArgs&) const override {}
+
+ private:
+  std::shared_ptr<Record> record_;
+  size_t slot_, output_;
+  Level level_;
+};
+
+// The hooks on leaf tensors; they stay until they are taken off.
+class LeafHooks {
+ public:
+  explicit LeafHooks(std::shared_ptr<Record> record) : record_(std::move(record)) {}
+  ~LeafHooks() { remove(); }
+  void put(const at::Tensor& leaf, size_t slot, Level level);
+  void mend();  // put back what went when torch cleared a tensor's hooks, as it does at the first Python hook
+  void remove();
+
+ private:
+  struct Put {
+    c10::weak_intrusive_ptr<c10::TensorImpl> leaf;
+    torch::autograd::FunctionPreHook* hook;
+    size_t slot;
+    Level level;
+  };
+  torch::autograd::FunctionPreHook* add(const at::Tensor& leaf, size_t slot, Level level);
+  std::shared_ptr<Record> record_;
+  std::vector<Put> put_;
+};
+
+// Puts a hook for `slot` on the node of a value that is no leaf.
+void hook_value(const at::Tensor& value, const std::shared_ptr<Record>& record, size_t slot, Level level);
+
+}  // namespace fxgrad
