@@ -16,6 +16,7 @@ from fxgrad.alarms import Alarms, OnFinding, checked_listener
 from fxgrad.diagnosis.limits import checked_limits
 from fxgrad.engine import Engine, Options
 from fxgrad.errors import WatchError
+from fxgrad.graphs import GraphEngine
 from fxgrad.hosting import host_of, lodge, own_forward, refuse_unhostable
 from fxgrad.schema import Diagnosis, Finding, GradientFlow, Level
 from fxgrad.training import Training, checked_optimizers, checked_scaler
@@ -73,8 +74,8 @@ class Watch:
         self._forwards = 0
         self._paused = False
         self.one_shot = one_shot
-        self.engine = Engine(model, own_forward(model), options)
-        self.engine.chooser.one_shot = one_shot
+        kind = GraphEngine if options.capture == "symbolic" else Engine
+        self.engine = kind(model, own_forward(model), options)
         self._host = lodge(model, self)
         self._host.one_shots += one_shot
         self._training, self._alarms = self._surround(Around() if around is None else around)
