@@ -1,0 +1,85 @@
+// The reductions for Python: each takes a gradient and memory to write to, and makes no tensor.
+#include "bindings.h"
+
+#include <ATen/core/grad_mode.h>
+#include <torch/csrc/autograd/python_variable.h>
+
+#include <cmath>
+
+#include "statistics.h"
+
+namespace py = pybind11;
+
+namespace fxgrad {
+
+const char* variant();
+
+namespace {
+
+// A tensor whose memory may be read: none of a Python subclass, which may mean something else by it.
+const at::Tensor* plain(py::handle object) {
+  if (!THPVariable_CheckExact(object.ptr())) return nullptr;
+  const at::Tensor& values = THPVariable_Unpack(object.ptr());
+  return reducible(values) ? &values : nullptr;
+}
+
+const at::Tensor& values_of(py::handle object) {
+  const at::Tensor* values = plain(object);
+  if (!values) throw py::type_error("not a plain dense tensor of float32, float64, float16 or bfloat16 on the CPU");
+  if (values->requires_grad() && at::GradMode::is_enabled()) {
+    throw py::type_error("the gradient is being differentiated");
+  }
+  return *values;
+}
+
+double* slot_of(const at::Tensor& slot, int64_t entries) {
+  const bool fits = slot.device().is_cpu() && slot.scalar_type() == at::kDouble && slot.is_contiguous();
+  if (!fits || slot.numel() != entries) throw py::type_error("the slot is no float64 memory of the right size");
+  return static_cast<double*>(slot.mutable_data_ptr());
+}
+
+void norm_into(py::handle gradient, const at::Tensor& slot) {
+  const at::Tensor& values = values_of(gradient);
+  const bool single = slot.scalar_type() == at::kFloat && slot.device().is_cpu() && slot.numel() == 1;
+  double* wide = single ? nullptr : slot_of(slot, 1);
+  double norm;
+  {
+    py::gil_scoped_release released;
+    norm = std::sqrt(norm_square(values));
+  }
+  if (single) {
+    *static_cast<float*>(slot.mutable_data_ptr()) = static_cast<float>(norm);
+  } else {
+    *wide = norm;
+  }
+}
+
+void full_into(py::handle gradient, const at::Tensor& row) {
+  const at::Tensor& values = values_of(gradient);
+  double* out = slot_of(row, kColumns);
+  py::gil_scoped_release released;
+  full(values, out);
+}
+
+void histogram_into(py::handle gradient, const at::Tensor& row, const at::Tensor& bins) {
+  const at::Tensor& values = values_of(gradient);
+  double* out = slot_of(row, kColumns);
+  double* counts = slot_of(bins, kBins);
+  int64_t counted[kBins];
+  py::gil_scoped_release released;
+  histogram(values, out, counted);
+  for (int k = 0; k < kBins; ++k) counts[k] = static_cast<double>(counted[k]);
+}
+
+}  // namespace
+
+void bind_statistics(py::module_& module) {
+  module.def("variant", &variant, "Which loops are used: avx512, avx2 or default.");
+  module.def("reducible", [](py::handle tensor) { return plain(tensor) != nullptr; },
+             "Whether the other functions take a tensor.");
+  module.def("norm_into", &norm_into, "Write the l2 norm into a slot of one float32 or float64.");
+  module.def("full_into", &full_into, "Write the scalars of level full into a row of 11 float64.");
+  module.def("histogram_into", &histogram_into, "The same, and the histogram of exponents into a row of 64 float64.");
+}
+
+}  // namespace fxgrad
