@@ -108,14 +108,13 @@ class _Sites:
     def site(self, number: int, spec: SiteSpec) -> Site:
         """The schema's site."""
         output = spec.output
-        shapes = self.recording.shapes
         reading = self.kept.readings[number] if number < len(self.kept.readings) else None
-        shape = shapes[number] if number < len(shapes) else output.shape
+        shape = None if reading is not None else self.recording.shape_of(number)
         source = self.source.get(number)
         return Site(
             node=self.plan.nodes[spec.call],
             output_position=output.position,
-            shape=tuple(reading[1] if reading is not None else shape),
+            shape=tuple(reading[1]) if reading is not None else output.shape if shape is None else shape,
             dtype=dtype_word(output.dtype),
             device=str(output.device),
             statistics=self.statistics(number),

@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from fxgrad.assembly import assemble
+from fxgrad.parameters import ParameterHooks
+from fxgrad.courses import Observer, input_tensors
 from fxgrad.capture.captured import Plan
 from fxgrad.capture.eager import Session
 from fxgrad.capture.modules import ModuleMap
@@ -39,40 +41,6 @@ NO_NATIVE = "the model's own Python ran under the Python recorder: there is no n
 _TELLABLE = (1e-15, 1e15)
 
 
-class ParameterHooks:
-    """Tensor hooks on the parameters that require a gradient, numbered for life."""
-
-    def __init__(self, sink: Recorder) -> None:
-        self._sink = sink
-        self._numbers: dict[int, int] = {}
-        self._hooked: dict[int, tuple[Tensor, RemovableHandle]] = {}
-
-    def refresh(self, parameters: list[tuple[tuple[str, ...], Tensor]]) -> list[tuple[int, tuple[str, ...], Tensor]]:
-        """Hook what has begun to require a gradient since; the parameters with their numbers."""
-        listed = []
-        for names, parameter in parameters:
-            number = self._numbers.setdefault(id(parameter), len(self._numbers))
-            if parameter.requires_grad and id(parameter) not in self._hooked:
-                hook = self._sink.hook(self._sink.parameters, number)
-                handle = parameter.register_hook(hook)  # type: ignore[no-untyped-call]
-                self._hooked[id(parameter)] = (parameter, handle)
-            listed.append((number, names, parameter))
-        self._sink.parameters.expected = len(self._numbers)
-        return listed
-
-    @property
-    def on(self) -> bool:
-        """Whether any parameter carries a hook."""
-        return bool(self._hooked)
-
-    def remove(self) -> None:
-        """Take all hooks off."""
-        for parameter, handle in self._hooked.values():
-            handle.remove()
-            forget_empty_hooks(parameter)
-        self._hooked.clear()
-
-
 @dataclass(frozen=True, slots=True)
 class Options:
     """What is observed.
@@ -90,6 +58,9 @@ class Options:
     sites: SiteKind = "node"
     forward: bool = False
     channels: bool = False
+
+
+EXTENSION = None
 
 
 class Engine:
@@ -118,6 +89,10 @@ class Engine:
         self.leaves = LeafHooks(LeafHook)
         self.training: Training | None = None
         self._windows = Windows()
+        self._native: Observer | None = None
+        if EXTENSION is not None and options.capture == "auto":
+            self._native = Observer(EXTENSION, self.modules, options.level, edges=options.sites == "edge")
+            self.parameters.use(EXTENSION, options.level)
 
     @property
     def plan(self) -> Plan | None:
@@ -151,15 +126,45 @@ class Engine:
 
     def _record(self, recording: Recording, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the forward under the recorder for this call, which sets ``recording.plan`` and ``recording.report``."""
-        reason = "asked for" if self.options.capture == "eager" else NO_NATIVE
-        return self._run_python(recording, args, kwargs, reason)
+        observer, reason = self._observer(recording)
+        if observer is None:
+            return self._run_python(recording, args, kwargs, reason)
+        inputs = input_tensors(args, kwargs, self._names)
+        kind = observer.kind_of(inputs)
+        learning = observer.reason_to_learn(kind)
+        if learning is None:
+            result = observer.follow(recording, lambda: self.forward(*args, **kwargs), inputs)
+            self._previous = recording.plan
+            recording.report = self._report("eager", "native", reason)
+            return result
 
-    def _run_python(self, recording: Recording, args: tuple[Any, ...], kwargs: dict[str, Any], reason: str) -> Any:
+        def look_on(session: Callable[..., Session]) -> Any:
+            return self._run_python(recording, args, kwargs, learning, session)
+
+        return observer.learn(recording, look_on, kind, inputs)
+
+    def _observer(self, recording: Recording) -> tuple[Observer | None, str]:
+        """The native observer for this call, or why the Python recorder does it."""
+        native = self._native
+        if native is None:
+            return None, NO_NATIVE
+        if native.refused is not None:
+            return None, native.refused
+        if recording.rewriting is not None:
+            return None, "rewrite rules act where Python hooks are"
+        if recording.values is not None:
+            return None, "the values themselves are measured as well"
+        return native, "the operators are those of a known course"
+
+    def _run_python(
+        self, recording: Recording, args: tuple[Any, ...], kwargs: dict[str, Any], reason: str,
+        session: Callable[..., Session] = Session,
+    ) -> Any:  # fmt: skip
         """The Python recorder: the model's own Python under a ``TorchFunctionMode``, once."""
         previous = self._previous
         if previous is not None:
             recording.escalated = frozenset(previous.escalated)
-        result = Session(self.modules, recording, put, previous).run(self.forward, args, kwargs, self._names)
+        result = session(self.modules, recording, put, previous).run(self.forward, args, kwargs, self._names)
         self._previous = recording.plan
         recording.report = self._report("eager", "python", reason)
         return result
@@ -173,7 +178,7 @@ class Engine:
         """The forward has returned."""
         if recording.rewriting is not None:
             recording.rewriting.settle()
-        if recording.edges is not None:
+        if recording.edges is not None and recording.slots is None:
             hook_edges(recording)
         if recording.values is not None:
             recording.values.finish()

@@ -340,3 +340,14 @@ def plain_number(value: Any) -> Any:
     ``int()`` would tell dynamo that the graph is good for this number only.
     """
     return getattr(value.node, "hint", None) if isinstance(value, (torch.SymInt, torch.SymFloat)) else value
+
+
+#: The code of ``Module._call_impl``, in whose frame the module that is being called is ``self``: while an operator runs,
+#: nothing public says inside of which modules.  Without it, operators belong to the model itself.
+_MODULE_CALL: types.CodeType | None = getattr(getattr(nn.Module, "_call_impl", None), "__code__", None)
+
+
+def module_called_in(frame: types.FrameType) -> Any:
+    """The module whose call ``frame`` is; None for any other frame."""
+    return frame.f_locals.get("self") if frame.f_code is _MODULE_CALL else None
+

@@ -44,14 +44,19 @@ class Session(TorchFunctionMode):
         recording: takes the probes; ``put`` is how a probe is put on a tensor.
         put: ``(recording, tensor, site index) -> hook``.
         previous: the plan of an earlier call; where this call runs the same way, its parts are used again.
+        beside: a native observer that looks on, and is told which site each value is.
     """
 
-    def __init__(self, modules: ModuleMap, recording: Any, put: Callable[..., Any], previous: Plan | None) -> None:
+    def __init__(
+        self, modules: ModuleMap, recording: Any, put: Callable[..., Any], previous: Plan | None, beside: Any = None
+    ) -> None:  # fmt: skip
         super().__init__()
         self.modules = modules
         self.recording = recording
         self.put = put
         self.previous = previous
+        self.beside = beside
+        self.ranges: list[tuple[int, int]] = []  # by call, the operators that it ran
         self.calls: list[Call] = []
         self.spans: list[ModuleSpan] = []
         self.lost: set[Ref] = set()
@@ -68,6 +73,7 @@ class Session(TorchFunctionMode):
         self._first_sites: list[int] = []
         self.hidden = self.asked = False
         self._sequence = -1
+        self._began = 0
         if getattr(recording, "rewriting", None) is not None:
             recording.partial = lambda: Plan(list(self.calls), list(self.spans), self.lost)
 
@@ -129,6 +135,7 @@ class Session(TorchFunctionMode):
         self._stack.append((place, refs))
         if place.leaf:
             self._look_for_hidden_code()
+            self._begins()
             self._inside = 1
         else:
             self._path, self._type = place.path, place.type
@@ -189,6 +196,7 @@ class Session(TorchFunctionMode):
             # Wrapped tensors have no gradient of their own; what comes out of a transform is external.
             return func(*args, **kwargs)
         refs = self._refs(args, kwargs)
+        self._begins()
         if word[:2] == "__":  # a reflected operator: what stands first in the user's code comes second here
             word, given = word[2:], args[::-1]
             refs = refs[::-1]
@@ -228,13 +236,24 @@ class Session(TorchFunctionMode):
                 tuple(self._values.base(tensor) for _, tensor in found), self._values.changed(args, kwargs),
                 *leaf_facts(self.modules, op, target),
             )  # fmt: skip
+        if self.beside is not None:
+            at = self.beside.position
+            self.ranges.append((at if op in ("placeholder", "output", "external") else self._began, at))
         self.hidden |= old.hooked  # a hook or forward of its own may use any value that it kept
         self.calls.append(old)
         self._first_sites.append(self._sites)
+        if self.beside is not None:
+            self.beside.paused = True  # what we run ourselves is no operator of the model's
         if self.recording.values is not None:
             self.recording.values.called(self.calls, found, self._sites, (args, kwargs))
         for output, (position, tensor) in zip(old.outputs, found, strict=True):
             self._bind(Ref(number, position), tensor, output)
+        if self.beside is not None:
+            self.beside.paused = False
+
+    def _begins(self) -> None:
+        if self.beside is not None:
+            self._began = self.beside.position
 
     _source = staticmethod(source_line)
 
@@ -255,6 +274,8 @@ class Session(TorchFunctionMode):
                 recording.not_required.add(site)
             elif not self._has_hook(tensor, site):
                 self.put(recording, tensor, site)
+            if self.beside is not None and site not in recording.same:
+                self.beside.note(tensor, site)
         self._values.bind(ref, tensor, site, requires_grad=requires)
 
     def _has_hook(self, tensor: Tensor, site: int) -> bool:
@@ -298,7 +319,7 @@ class Session(TorchFunctionMode):
 
     def _checkpointed(self, tensor: Tensor, known: Known) -> None:
         """The result of a region that runs again in the backward pass: its gradient arrives at the outer tensor."""
-        known.requires_grad = True
+        known.requires_grad = self.recording.recomputed = True
         if known.site >= 0:
             self.recording.not_required.discard(known.site)
             self.put(self.recording, tensor, known.site)

@@ -35,6 +35,7 @@ class ModuleMap:
         self.tensors: dict[int, str] = {}
         self.parameters: list[tuple[tuple[str, ...], Tensor]] = []
         self.buffers: list[tuple[str, Tensor]] = []
+        self.structure: Any = None  # paths, types and names; another object where they have changed
         self._structure: list[tuple[dict[str, Any], tuple[Any, ...]]] = []
         self._build()
 
@@ -57,6 +58,10 @@ class ModuleMap:
             values[id(buffer)] = buffer
         self._alive = values  # ids stay theirs as long as the tensors live
         self.parameters = [(tuple(found), values[key]) for key, found in names.items()]
+        paths = tuple((place.path, place.type) for place in self.places.values())
+        structure = paths, tuple(found for found, _ in self.parameters)
+        if structure != self.structure:
+            self.structure = structure
 
     def refresh(self) -> bool:
         """Rebuild if a module, parameter or buffer was added, removed or swapped; whether that was so."""

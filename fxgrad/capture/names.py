@@ -95,13 +95,17 @@ class Keys:
         return (f"{stem}#{index}" if index else stem), index
 
 
+def of_a_library(file: str) -> bool:
+    """Whether a source file is torch's or ours, or generated."""
+    return file.startswith((_LIBRARY, _OURS, "<frozen", "<eval_with_key")) and file != _STOCK_MODELS
+
+
 def source_line() -> str | None:
     """``file:line`` of the innermost frame that is neither torch's nor ours; None where there is none."""
     frame = sys._getframe(1)  # noqa: SLF001  # inspect.stack() reads source files, far too slow here
     while frame is not None:
         file = frame.f_code.co_filename
-        library = file.startswith((_LIBRARY, _OURS, "<frozen", "<eval_with_key")) and file != _STOCK_MODELS
-        if not library:
+        if not of_a_library(file):
             return f"{file}:{frame.f_lineno}"
         frame = frame.f_back  # type: ignore[assignment]
     return None

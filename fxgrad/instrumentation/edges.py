@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -118,10 +118,30 @@ _LEADING = {"linear": 2, "scaled_dot_product_attention": 3}  # arguments that ar
 Piece = tuple[Node, int]  # a node, and which of its inputs
 
 
+class FoundEdge(NamedTuple):
+    """Where the part of one edge site arrives: pieces that add up to it.
+
+    ``source``: the site of the value; ``starts``: sites of what the consumer returned, with their autograd nodes.
+    """
+
+    number: int
+    source: int
+    starts: Sequence[tuple[int, Node]]
+    pieces: Sequence[Piece]
+
+
 def hook_edges(recording: Any) -> None:
     """When a forward call has returned: put a hook on every edge of values that are used more than once."""
-    search = _Search(recording)
     start = len(recording.plan.sites)
+    for edge in found_edges(recording):
+        _put(recording, start + edge.number, edge.pieces)
+    recording.edges.at.clear()
+
+
+def found_edges(recording: Any) -> Iterator[FoundEdge]:
+    """The edges of values that are used more than once; the reasons of the others go into ``unmeasured``."""
+    search = _Search(recording)
+    unmeasured = recording.edges.unmeasured
     for ref, consumer, numbers in recording.plan.fan_out_groups:
         found = search.pieces(ref, consumer)
         if isinstance(found, list) and len(numbers) > 1 and len(found) != 1:
@@ -132,18 +152,18 @@ def hook_edges(recording: Any) -> None:
                     "it is taken as several arguments, and which is which cannot be told",
                 )
         if not isinstance(found, list):
-            recording.edges.unmeasured.update(dict.fromkeys(numbers, found))
+            unmeasured.update(dict.fromkeys(numbers, found))
             continue
+        source, starts = search.sites[ref], search.starts(ref, consumer)
         if len(numbers) == 1:
-            _put(recording, start + numbers[0], found)
+            yield FoundEdge(numbers[0], source, starts, found)
             if len(found) > 1:  # said where they don't come
-                recording.edges.unmeasured[numbers[0]] = ("untraceable_use", "it comes in pieces, and one was missing")
+                unmeasured[numbers[0]] = ("untraceable_use", "it comes in pieces, and one was missing")
             continue
         for number, piece in zip(numbers, found, strict=False):
-            _put(recording, start + number, [piece])
+            yield FoundEdge(number, source, starts, [piece])
         for number in numbers[len(found) :]:
-            recording.edges.unmeasured[number] = ("merged_use", "")
-    recording.edges.at.clear()
+            unmeasured[number] = ("merged_use", "")
 
 
 def _in_order(call: Any, ref: Any) -> bool:
@@ -197,6 +217,20 @@ class _Search:
         if found is None:
             return ("untraceable_use", "the consumer made too many autograd nodes")
         return found or ("detached", f"by {self.plan.nodes[consumer].key}")
+
+    def starts(self, ref: Any, consumer: int) -> list[tuple[int, Node]]:
+        """From where the edges of a consumer are found: what it returned, or those who use that very tensor did."""
+        target = self._of(ref)
+        found = []
+        for output in self.plan.calls[consumer].outputs:
+            result = (consumer, output.position)
+            place = self._of(result)
+            if place is not None and place != target:
+                found.append((self.sites[result], place[0]))
+            elif place is not None:
+                for user in dict.fromkeys(number for number, _ in self.plan.uses_of.get(result, ())):
+                    found += self.starts(result, user)
+        return found
 
     def _results(self, consumer: int) -> list[Place]:
         outputs = ((consumer, output.position) for output in self.plan.calls[consumer].outputs)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -37,12 +37,15 @@ class Recording:
         partial: gives the graph of the calls so far, while the model's own Python runs.
         values: measures the values in the forward pass; None where they are not asked for.
         accumulating: whether a parameter had a gradient when the forward began; None where unknown.
+        slots: by slot of the native recorder, the sites that it is; None where Python hooks write.
+        sizes: of the values behind the slots.
+        recomputed: whether a part of the forward runs again in the backward pass, under the Python recorder.
     """
 
     __slots__ = (
         "__weakref__", "accumulating", "computed", "differentiated", "edges", "escalated", "expected", "leaves",
-        "not_required", "number", "parameters", "part", "partial", "places", "plan", "report", "rewriting", "same",
-        "shapes", "sink", "task", "unprobed", "untold", "values", "window",
+        "not_required", "number", "parameters", "part", "partial", "places", "plan", "recomputed", "report",
+        "rewriting", "same", "shapes", "sink", "sizes", "slots", "task", "unprobed", "untold", "values", "window",
     )  # fmt: skip
 
     def __init__(self, sink: Any, number: int, expected: int) -> None:
@@ -70,6 +73,39 @@ class Recording:
         self.same: dict[int, int] = {}
         self.unprobed: Mapping[int, str] = {}
         self.places: Mapping[int, int] = {}
+        self.slots: Sequence[Sequence[int]] | None = None
+        self.sizes: Any = None
+        self.recomputed = False
+
+    def shape_of(self, site: int) -> tuple[int, ...] | None:
+        """Of the value at a site in this call; None where that is not known."""
+        if self.slots is not None:
+            while site in self.same:
+                site = self.same[site]
+            slot = next((slot for slot, sites in enumerate(self.slots) if site in sites), None)
+            return None if slot is None else tuple(self.sizes.at(slot))
+        return tuple(self.shapes[site]) if site < len(self.shapes) else None
+
+    # ---- what C++ hooks ask ----------------------------------------------------------------------------------
+
+    def native_begins(self, written: Any) -> bool:
+        """A backward pass begins to write."""
+        begun: bool = self.sink.native_begins(self, written)
+        return begun
+
+    def native_takes(self, slot: int, gradient: Tensor) -> None:
+        """A gradient that the native reductions do not take."""
+        for site in self.slots[slot] if self.slots is not None else ():
+            self.sink.observe(self, site, gradient)
+
+    def native_again(self, slot: int) -> bool:
+        """A second gradient of a value in one pass."""
+        again: bool = self.sink.native_again(self, slot)
+        return again
+
+    def native_differentiated(self) -> None:
+        """A backward pass is being differentiated."""
+        self.distrust()
 
     def distrust(self) -> None:
         """A backward pass is being differentiated: what a call saved may send back more than its result's users do."""

@@ -1,4 +1,4 @@
-"""What C++ hooks wrote, as a part of a backward event: when it begins, what is left to Python, how it is read.
+"""What C++ hooks wrote in a backward event, brought into the form of the other readings.
 
 A *slot* of the native recorder is a value of one forward call, or a parameter; a value may be several sites, where one
 tensor has several names.
@@ -6,21 +6,28 @@ tensor has several names.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from fxgrad.record.slots import Slots
-from fxgrad.torch_private import current_backward
+from fxgrad.schema import Level
 
 if TYPE_CHECKING:
-    from fxgrad.record.recorder import Kept, Owner, Part, Recorder
+    from fxgrad.record.recorder import Kept
 
-_HERE = torch.device("cpu")
-_NORM, _FULL, _HISTOGRAM = 1, 2, 3  # what a slot holds, as the extension numbers levels
+#: What a slot holds, as the extension numbers levels.
+LEVELS: Mapping[Level, int] = {"norm": 1, "full": 2, "histogram": 3}
+_NORM, _FULL, _HISTOGRAM = LEVELS.values()
 SEVERAL = "arrived in several parts during one backward (reentrant checkpointing)"
+
+
+class Source(NamedTuple):
+    """Where a reading is: what was written in which of the passes of one event, all of them on the CPU."""
+
+    number: int
+    kind: Literal["square", "full", "full64", "bins"]
 
 
 class Written(Protocol):
@@ -45,43 +52,24 @@ class Sizes(Protocol):
         ...
 
 
-def begins(recorder: Recorder, owner: Owner, written: Written, new_part: Any) -> bool:
-    """A backward pass begins to write; whether it is to be recorded.  ``new_part``: makes a part of an event."""
-    if owner is recorder.parameters and not recorder.on:
-        return False
-    event = recorder.event_of_pass()
-    part: Part | None = event.parts.get(owner)
-    if part is None:
-        part = event.parts[owner] = new_part(event, recorder.free_slots(owner))
-    part.native.append(written)
-    owner.task, owner.part = current_backward(), part
-    return True
-
-
-def takes(recorder: Recorder, owner: Owner, sites: Sequence[int], gradient: Tensor) -> None:
-    """A gradient that the native reductions do not take."""
-    for site in sites:
-        recorder.observe(owner, site, gradient)
-
-
 def settle(kept: Kept, sites: Sequence[Sequence[int]] | None, sizes: Sizes) -> None:
     """Bring what C++ hooks wrote into the form of the other readings; ``sites`` of each slot, None: its own number."""
     for number, written in enumerate(kept.native):
         state, doubled = written.state, written.doubled
         if not any(state):
             continue
-        kept.buffers[_HERE, f"native_norm{number}"] = written.squares
-        kept.buffers[_HERE, f"native_full{number}"] = written.columns
-        kept.buffers[_HERE, f"native_full64{number}"] = written.columns
+        kept.buffers[Source(number, "square")] = written.squares
+        if any(level >= _FULL for level in state):
+            kept.buffers[Source(number, "full")] = kept.buffers[Source(number, "full64")] = written.columns
         if _HISTOGRAM in state:
-            kept.buffers[_HERE, f"native_bins{number}"] = written.bins
+            kept.buffers[Source(number, "bins")] = written.bins
         for slot, level in enumerate(state):
             if not level or (sites is not None and slot >= len(sites)):
                 continue
-            kind = "norm" if level == _NORM else "full64" if doubled[slot] else "full"
+            kind: Any = "square" if level == _NORM else "full64" if doubled[slot] else "full"
             shape = torch.Size(sizes.at(slot))
             for site in (slot,) if sites is None else sites[slot]:
-                _put(kept, site, ((_HERE, f"native_{kind}{number}"), shape, shape.numel(), slot))
+                _put(kept, site, (Source(number, kind), shape, shape.numel(), slot))
     kept.native = []
 
 
@@ -93,7 +81,3 @@ def _put(kept: Kept, site: int, reading: Any) -> None:
         kept.failures[site] = SEVERAL
     kept.readings[site] = reading
 
-
-def free(slots: list[Slots]) -> Slots:
-    """Slots to write to."""
-    return slots.pop() if slots else Slots()

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from fxgrad.record.native import Source
 from fxgrad.record.recorder import Kept
 from fxgrad.record.slots import Reading
 from fxgrad.record.staging import WIDTH, Batch
@@ -77,11 +78,15 @@ def _read(part: Kept, rows: _Rows) -> list[Statistics | None]:
 def _complete(part: Kept, rows: _Rows, number: int, reading: Reading) -> Statistics:
     source = reading[0]
     statistics = _statistics(rows[_place(part, source)], reading)
-    device = torch.device("cpu") if isinstance(source, Batch) else source[0]
-    histograms = rows.get(_place(part, (device, "histogram")))
+    if isinstance(source, Source):
+        key: Any = Source(source.number, "bins")
+    else:
+        key = (torch.device("cpu") if isinstance(source, Batch) else source[0]), "histogram"
+        reading = (source, reading[1], reading[2], number)
+    histograms = rows.get(_place(part, key))
     if histograms is None:
         return statistics
-    return replace(statistics, level="histogram", exponent_histogram=tuple(map(int, histograms[number])))
+    return replace(statistics, level="histogram", exponent_histogram=tuple(map(int, histograms[reading[3]])))
 
 
 def _on_host(parts: Sequence[Kept]) -> _Rows:
@@ -106,7 +111,7 @@ def _statistics(rows: Any, reading: Reading) -> Statistics:
         padding = (place.end - place.first) * WIDTH - numel
         values[ZERO_COUNT] -= padding
         return from_full(values, numel)
-    kind = source[1]
+    kind = source.kind if isinstance(source, Source) else source[1]
     if kind in ("full", "full64"):
         return from_full(rows[place], numel, scaled=kind == "full64")
     return from_norm(rows[place] ** 0.5 if kind == "square" else rows[place], numel)

@@ -20,6 +20,7 @@ from fxgrad.record.full import is_staged, write_full
 from fxgrad.record.histogram import write_histogram
 from fxgrad.record.hooks import FullHook, Hook, norm_of_float32, norm_of_half, write_fast
 from fxgrad.record.kernels import kernels
+from fxgrad.record.native import SEVERAL, Written, settle
 from fxgrad.record.slots import BufferKey, Kind, Reading, Slots
 from fxgrad.record.staging import Batch, Page
 from fxgrad.record.statistics import accumulator, dense, dottable, write_norm, write_square
@@ -59,6 +60,8 @@ class Parameters:
         self.expected = 0
         self.escalated: set[int] = set()
         self.differentiated = False
+        self.slots = None  # the native recorder's are the parameters' numbers
+        self.sizes: Any = None
 
     def distrust(self) -> None:
         """What a parameter gets is what arrives, however it comes about."""
@@ -73,7 +76,8 @@ class Part:
     hook may fill by itself; it ends with a None, for the number -1 of a hook without a site.  What a hook wrote has
     the gradient's shape as its reading.  ``put`` stages a small gradient
     at level ``full``.  ``sources`` are the buffers that the readings are in, besides the batches of the event.
-    ``channels``: by site, the dimension of its units and the l2 norm of each unit's gradient.
+    ``channels``: by site, the dimension of its units and the l2 norm of each unit's gradient.  ``native``: what C++
+    hooks wrote, of which ``readings`` do not know yet.
     """
 
     event: BackwardEvent
@@ -85,6 +89,7 @@ class Part:
     put: Callable[[Tensor], Reading | None] | None = None
     sources: set[BufferKey] = field(default_factory=set)
     channels: dict[int, tuple[int, Tensor]] = field(default_factory=dict)
+    native: list[Written] = field(default_factory=list)
 
 
 @dataclass(slots=True, eq=False)
@@ -113,9 +118,12 @@ class Kept:
     usual: BufferKey | None
     parameters: Kept | None = None
     channels: dict[int, int] = field(default_factory=dict)
+    native: list[Written] = field(default_factory=list)
 
     def settle(self) -> None:
         """Bring all readings into one form, and say which batches failed.  May be called twice."""
+        if self.native:
+            settle(self, self.recording.slots, self.recording.sizes)
         for index, reading in enumerate(self.readings):
             if isinstance(reading, torch.Size):  # a hook's own
                 self.readings[index] = (self.usual, reading, reading.numel(), index)
@@ -242,19 +250,43 @@ class Recorder:
         part = event.parts.get(owner)
         if part is not None and index < len(part.readings) and part.readings[index] is not None:
             if owner is self.parameters and event.certain_end:
-                part.failures[index] = "arrived in several parts during one backward (reentrant checkpointing)"
+                part.failures[index] = SEVERAL
             else:  # a second gradient of one value: another backward pass has begun
                 self._finish(event)
                 event, part = self._event(), None
         with self._lock:
             if part is None:
-                free = self._free[owner is self.parameters]
-                part = event.parts[owner] = Part(event, free.pop() if free else Slots(), [])
+                part = self._new_part(event, owner)
             missing = max(index + 1, owner.expected) - len(part.readings)
             part.readings.extend([None] * missing)
             owner.task, owner.part = current_backward(), part
             self._quicken(part, owner)
         return part
+
+    def _new_part(self, event: BackwardEvent, owner: Owner) -> Part:
+        free = self._free[owner is self.parameters]
+        part = event.parts[owner] = Part(event, free.pop() if free else Slots(), [])
+        return part
+
+    def native_begins(self, owner: Owner, written: Written) -> bool:
+        """C++ hooks begin to write what arrives in the running backward pass; False: it is not to be recorded."""
+        if owner is self.parameters and not self.on:
+            return False
+        event = self._event()
+        with self._lock:
+            part = event.parts.get(owner) or self._new_part(event, owner)
+            part.native.append(written)
+            owner.task, owner.part = current_backward(), part
+        return True
+
+    def native_again(self, owner: Owner, index: int) -> bool:
+        """A second gradient came to a C++ hook in one pass: whether it is that of another event."""
+        event = self._event()
+        if owner is self.parameters and event.certain_end:
+            event.parts[owner].failures[index] = SEVERAL
+            return False
+        self._finish(event)
+        return True
 
     def _quicken(self, part: Part, owner: Owner) -> None:
         """Let hooks write by themselves what is expected to be of the usual kind, where that is right in this pass."""
@@ -325,4 +357,9 @@ class Recorder:
         buffers.update({("channels", site): norms for site, (_, norms) in part.channels.items()})
         axes = {site: axis for site, (axis, _) in part.channels.items()}
         self._free[owner is self.parameters].append(slots)
-        return Kept(owner, part.event.number, buffers, part.readings, part.failures, slots.usual, channels=axes)
+        for written in part.native:
+            written.close()
+        return Kept(
+            owner, part.event.number, buffers, part.readings, part.failures, slots.usual, channels=axes,
+            native=part.native,
+        )  # fmt: skip

@@ -33,7 +33,8 @@ int32_t Courses::child(int32_t node, const Step& step) const {
   return found < 0 ? -1 : ended(found, step.outputs);
 }
 
-int32_t Courses::add(const std::vector<Step>& steps, const std::vector<int32_t>& first_values, int32_t plan) {
+int32_t Courses::add(const std::vector<Step>& steps, std::vector<int32_t> first_values, int32_t values, int32_t plan) {
+  first_values.push_back(values);
   int32_t node = 0;
   for (size_t n = 0; n < steps.size(); n++) {
     int32_t next = child(node, steps[n]);
@@ -43,8 +44,7 @@ int32_t Courses::add(const std::vector<Step>& steps, const std::vector<int32_t>&
       made.step = steps[n];
       made.parent = node;
       made.first_value = first_values[n];
-      const int32_t end = n + 1 < first_values.size() ? first_values[n + 1] : first_values[n];
-      made.levels.assign(static_cast<size_t>(end - first_values[n]), 0);
+      made.levels.assign(static_cast<size_t>(first_values[n + 1] - first_values[n]), 0);
       nodes_.push_back(std::move(made));
       nodes_[static_cast<size_t>(node)].next.push_back(next);
     }

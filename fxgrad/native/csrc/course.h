@@ -22,6 +22,7 @@ struct Step {
   bool grad_mode = true;
   std::vector<int32_t> sources;
   std::vector<uint16_t> outputs;  // of each tensor returned: dtype * 2 + requires grad
+  std::vector<int32_t> plain;     // by tensor taken, the value that it is where it requires no gradient, else -1
 
   bool begins_like(const char* other, bool mode, const std::vector<int32_t>& from) const;
 };
@@ -45,9 +46,9 @@ class Courses {
   int32_t begun(int32_t node, const char* name, bool mode, const std::vector<int32_t>& sources) const;
   int32_t ended(int32_t begun, const std::vector<uint16_t>& outputs) const;
 
-  // Adds a course; `values` counts those that appeared before each step.  The plan that ends there: `plan`, or an
+  // Adds a course of so many `values`; `first_values` counts those that appeared before each step.  The plan that ends there: `plan`, or an
   // earlier one that ran the very same steps.
-  int32_t add(const std::vector<Step>& steps, const std::vector<int32_t>& first_values, int32_t plan);
+  int32_t add(const std::vector<Step>& steps, std::vector<int32_t> first_values, int32_t values, int32_t plan);
   // What the values of a plan's course get; the highest level counts where courses share a step.
   void set_levels(int32_t plan, const std::map<int32_t, uint8_t>& levels);
 

@@ -55,9 +55,10 @@ void Model::set_parameters(const std::vector<at::Tensor>& tensors) {
   parameters = made;
 }
 
-int32_t Model::add(const std::vector<Step>& steps, const std::vector<int32_t>& first_values, int32_t plan) {
+int32_t Model::add(const std::vector<Step>& steps, const std::vector<int32_t>& first_values, int32_t values,
+                   int32_t plan) {
   auto made = std::make_shared<Courses>(*courses);
-  const int32_t found = made->add(steps, first_values, plan);
+  const int32_t found = made->add(steps, first_values, values, plan);
   courses = made;
   return found;
 }
@@ -153,6 +154,7 @@ void Forward::leave() {
   if (forwards.empty()) at::removeCallback(running.handle);
   leaves_.clear();
   pending_.clear();
+  plain_.clear();
   found_.clear();
   model_->pool.push_back(std::move(places_));
   places_ = Places();
@@ -160,7 +162,7 @@ void Forward::leave() {
 
 void Forward::finish(const std::vector<at::Tensor>& outputs) {
   open("outputs", true);
-  for (const auto& output : outputs) step_.sources.push_back(source(output));
+  for (const auto& output : outputs) take(output);
   close();
   leave();
 }
@@ -169,16 +171,26 @@ void Forward::start(const at::RecordFunction& function) {
   if (running.depth != base_depth_ || paused) return;
   open(function.name(), at::GradMode::is_enabled());
   for (const auto& input : function.inputs()) {
-    each_tensor(input, [this](const at::Tensor& tensor) { step_.sources.push_back(source(tensor)); });
+    each_tensor(input, [this](const at::Tensor& tensor) { take(tensor); });
   }
   if (differs_at < 0 && !learning_) {
     begun_ = courses_->begun(node_, step_.name.c_str(), step_.grad_mode, step_.sources);
     if (begun_ < 0) differ();
   }
   hook_discovered(begun_);  // before the operator changes it in place
-  if (writes_steps() && on_step) {
-    py::gil_scoped_acquire gil;
+  tell();
+}
+
+// Python is told of a step while the operator runs, so that it sees from where that was called.
+void Forward::tell() {
+  if (told_ || !writes_steps() || !on_step) return;
+  told_ = true;
+  py::gil_scoped_acquire gil;
+  try {
     on_step(step_.name);
+  } catch (py::error_already_set& error) {
+    error.restore();
+    PyErr_WriteUnraisable(nullptr);
   }
 }
 
@@ -194,10 +206,12 @@ void Forward::open(const char* name, bool grad_mode) {
   step_.name = name;
   step_.grad_mode = grad_mode;
   step_.sources.clear();
+  step_.plain.clear();
   step_.outputs.clear();
   found_.clear();
   first_ = values_;
   begun_ = -1;
+  told_ = false;
 }
 
 // The step is complete: it is the known one, or the first that differs.
@@ -212,6 +226,7 @@ void Forward::close() {
     }
   }
   hook_discovered(node_);
+  tell();
   if (writes_steps()) {
     steps_.push_back(step_);
     first_values_.push_back(first_);
@@ -235,6 +250,19 @@ int32_t Forward::find(const at::Tensor& tensor) const {
   return -1;
 }
 
+void Forward::take(const at::Tensor& tensor) {
+  const int32_t from = source(tensor);
+  step_.sources.push_back(from);
+  step_.plain.push_back(from == kNoGradient ? find_plain(tensor) : -1);
+}
+
+int32_t Forward::find_plain(const at::Tensor& tensor) const {
+  const auto* const wanted = tensor.unsafeGetTensorImpl();
+  const auto found = std::find_if(plain_.rbegin(), plain_.rend(),
+                                  [&](const auto& one) { return one.first._unsafe_get_target() == wanted; });
+  return found == plain_.rend() ? -1 : found->second;
+}
+
 // Where a tensor that an operator takes comes from; the first use of an external value gives it a number.
 int32_t Forward::source(const at::Tensor& tensor) {
   if (!tensor.requires_grad()) return kNoGradient;
@@ -247,7 +275,19 @@ int32_t Forward::source(const at::Tensor& tensor) {
 void Forward::returned(const at::Tensor& tensor) {
   const bool requires_grad = tensor.requires_grad();
   step_.outputs.push_back(static_cast<uint16_t>(static_cast<int>(tensor.scalar_type()) * 2 + (requires_grad ? 1 : 0)));
-  if (requires_grad && step_.grad_mode && find(tensor) == -1) discover(tensor);
+  if (requires_grad && step_.grad_mode) {
+    if (find(tensor) == -1) discover(tensor);
+  } else if (at::isFloatingType(tensor.scalar_type()) || at::isComplexType(tensor.scalar_type())) {
+    number_plain(tensor);
+  }
+}
+
+// A value without a gradient has a number too: its shape is told, and perhaps its statistics.
+void Forward::number_plain(const at::Tensor& tensor) {
+  const int32_t number = values_++;
+  plain_.emplace_back(tensor.getIntrusivePtr(), number);
+  if (keeps_places_) at_.emplace_back();
+  record_->shapes->add(tensor.is_nested() ? at::IntArrayRef() : tensor.sizes());
 }
 
 void Forward::discover(const at::Tensor& tensor) {
@@ -291,7 +331,13 @@ void Forward::hook(const at::Tensor& tensor, int32_t number, int32_t node) {
 // ---- learning ----------------------------------------------------------------------------------------------------
 
 void Forward::note(const at::Tensor& value, int64_t site) {
-  const int32_t known = find(value);
+  int32_t known = -1;
+  if (value.requires_grad() && at::GradMode::is_enabled()) {
+    known = find(value);
+  } else {
+    known = find_plain(value);
+    if (known < 0) return;
+  }
   if (known >= 0) {
     noted.emplace_back(known, site);
   } else {
@@ -301,7 +347,7 @@ void Forward::note(const at::Tensor& value, int64_t site) {
 
 int32_t Forward::value_of(const at::Tensor& tensor) const { return tensor.requires_grad() ? find(tensor) : -1; }
 
-int32_t Forward::learn(int32_t plan) { return model_->add(steps_, first_values_, plan); }
+int32_t Forward::learn(int32_t plan) { return model_->add(steps_, first_values_, values_, plan); }
 
 std::vector<int32_t> Forward::hook_edges(const std::vector<Piece>& pieces, int32_t count) {
   for (int32_t n = 0; n < count; n++) record_->shapes->add({});  // an edge's part has its source's shape

@@ -50,7 +50,7 @@ struct Model {
   std::shared_ptr<const Parameters> parameters = std::make_shared<Parameters>();
   std::vector<Places> pool;
   void set_parameters(const std::vector<at::Tensor>& tensors);
-  int32_t add(const std::vector<Step>& steps, const std::vector<int32_t>& first_values, int32_t plan);
+  int32_t add(const std::vector<Step>& steps, const std::vector<int32_t>& first_values, int32_t values, int32_t plan);
   void set_levels(int32_t plan, const std::map<int32_t, uint8_t>& levels);
 };
 
@@ -72,6 +72,7 @@ class Forward {
   int32_t plan() const;
   int32_t plan_nearby() const;  // one whose course began as this one did
   int32_t value_of(const at::Tensor& tensor) const;
+  const std::vector<Place>& places() const { return at_; }
   std::vector<int32_t> hook_edges(const std::vector<Piece>& pieces, int32_t count);
   int32_t values() const { return values_; }
 
@@ -90,14 +91,18 @@ class Forward {
  private:
   bool writes_steps() const { return learning_ || differs_at >= 0; }
   int32_t find(const at::Tensor& tensor) const;
+  int32_t find_plain(const at::Tensor& tensor) const;
+  void take(const at::Tensor& tensor);
   int32_t source(const at::Tensor& tensor);
   void discover(const at::Tensor& tensor);
+  void number_plain(const at::Tensor& tensor);
   void returned(const at::Tensor& tensor);
   void hook_discovered(int32_t node);
   void hook(const at::Tensor& tensor, int32_t number, int32_t node);
   void open(const char* name, bool grad_mode);
   void close();
   void differ();
+  void tell();
 
   std::shared_ptr<Model> model_;
   std::shared_ptr<const Courses> courses_;
@@ -105,6 +110,7 @@ class Forward {
   std::shared_ptr<Record> record_;
   bool learning_, keeps_places_;
   bool active_ = false;
+  bool told_ = false;
   int base_depth_ = 0;
   int32_t node_ = 0;   // of the tree: the last step
   int32_t begun_ = -1; // the step that is running
@@ -114,6 +120,7 @@ class Forward {
   Step step_;          // the one that is running; its memory is used again
   Places places_;
   std::vector<std::pair<at::Tensor, int32_t>> leaves_;  // that are no parameters
+  std::vector<std::pair<c10::weak_intrusive_ptr<c10::TensorImpl>, int32_t>> plain_;  // without a gradient
   std::vector<Place> at_;  // by value, where edges are measured
   std::vector<Step> steps_;
   std::vector<int32_t> first_values_;

@@ -1,6 +1,7 @@
 #include "bindings.h"
 #include "observer.h"
 
+#include <torch/csrc/autograd/python_cpp_function.h>
 #include <torch/extension.h>
 
 namespace py = pybind11;
@@ -12,7 +13,13 @@ void bind_observer(py::module_& module) {
       .def_readonly("name", &Step::name)
       .def_readonly("grad_mode", &Step::grad_mode)
       .def_readonly("sources", &Step::sources)
-      .def_readonly("outputs", &Step::outputs);
+      .def_readonly("outputs", &Step::outputs)
+      .def_readonly("plain", &Step::plain)
+      .def("dtypes", [](const Step& step) {
+        std::vector<at::ScalarType> found;
+        for (const uint16_t output : step.outputs) found.push_back(static_cast<at::ScalarType>(output / 2));
+        return found;
+      });
   py::class_<Piece>(module, "Piece")
       .def(py::init([](int32_t edge, int32_t count, int32_t start, std::vector<int32_t> path, int32_t position, int32_t source) {
         return Piece{edge, count, start, std::move(path), position, source};
@@ -35,6 +42,17 @@ void bind_observer(py::module_& module) {
       .def_property_readonly("plan_nearby", &Forward::plan_nearby)
       .def_property_readonly("values", &Forward::values)
       .def("value_of", &Forward::value_of)
+      .def("places", [](const Forward& forward) {
+        py::list found;
+        for (const Place& place : forward.places()) {
+          if (place.node) {
+            found.append(py::make_tuple(py::reinterpret_steal<py::object>(torch::autograd::functionToPyObject(place.node)), place.output));
+          } else {
+            found.append(py::none());
+          }
+        }
+        return found;
+      })
       .def("hook_edges", &Forward::hook_edges)
       .def_property_readonly("steps", &Forward::steps)
       .def_property_readonly("first_values", &Forward::first_values)

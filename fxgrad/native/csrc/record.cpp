@@ -69,14 +69,13 @@ Record::~Record() {
 }
 
 size_t Shapes::add(at::IntArrayRef sizes) {
-  begins_.push_back(static_cast<uint32_t>(sizes_.size()));
-  sizes_.insert(sizes_.end(), sizes.begin(), sizes.end());
-  return begins_.size() - 1;
+  sizes_.emplace_back(sizes);
+  return sizes_.size() - 1;
 }
 
-std::vector<int64_t> Shapes::at(size_t slot) const {
-  const size_t end = slot + 1 < begins_.size() ? begins_[slot + 1] : sizes_.size();
-  return {sizes_.begin() + begins_.at(slot), sizes_.begin() + static_cast<int64_t>(end)};
+void Shapes::set(size_t slot, at::IntArrayRef sizes) {
+  if (slot >= sizes_.size()) sizes_.resize(slot + 1);
+  sizes_[slot] = c10::DimVector(sizes);
 }
 
 Event* Record::event(int64_t task) {
@@ -148,7 +147,7 @@ torch::autograd::variable_list SiteHook::operator()(const torch::autograd::varia
 torch::autograd::FunctionPreHook* LeafHooks::add(const at::Tensor& leaf, size_t slot, Level level) {
   auto hook = std::make_unique<SiteHook>(record_, slot, 0, level);
   auto* const known = hook.get();
-  torch::autograd::impl::add_hook(leaf, std::move(hook));
+  torch::autograd::impl::hooks(leaf).push_back(std::move(hook));  // `add_hook` wants to be the only one
   return known;
 }
 
@@ -207,6 +206,7 @@ void bind_record(py::module_& module) {
       .def_property_readonly("bins", [](const Event& e) { return as_tensor(e.bins.data(), e.bins.size() / kBins, kBins, at::kLong); });
   py::class_<Shapes, std::shared_ptr<Shapes>>(module, "Shapes")
       .def("add", [](Shapes& s, const std::vector<int64_t>& sizes) { return s.add(sizes); })
+      .def("set", [](Shapes& s, size_t slot, const std::vector<int64_t>& sizes) { s.set(slot, sizes); })
       .def("at", &Shapes::at)
       .def("__len__", &Shapes::size);
   py::class_<Record, std::shared_ptr<Record>>(module, "Record")

@@ -5,6 +5,9 @@
 #pragma once
 
 #include <torch/csrc/autograd/function_hook.h>
+#include <ATen/core/Tensor.h>
+#include <c10/core/SymIntArrayRef.h>
+#include <c10/util/DimVector.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <atomic>
@@ -38,12 +41,12 @@ struct Event {
 class Shapes {
  public:
   size_t add(at::IntArrayRef sizes);  // a new slot; its number
-  std::vector<int64_t> at(size_t slot) const;
-  size_t size() const { return begins_.size(); }
+  void set(size_t slot, at::IntArrayRef sizes);
+  std::vector<int64_t> at(size_t slot) const { return {sizes_.at(slot).begin(), sizes_.at(slot).end()}; }
+  size_t size() const { return sizes_.size(); }
 
  private:
-  std::vector<uint32_t> begins_;
-  std::vector<int64_t> sizes_;
+  std::vector<c10::DimVector> sizes_;
 };
 
 // Whose slots they are: a forward call, or the parameters.

@@ -1,0 +1,307 @@
+"""The native recorder of one model: which courses of its forward it knows, how it learns them and follows them.
+
+The first call of a kind runs under the Python recorder with the native observer beside it, which gives every value that
+the observer numbers its sites.  Later calls run under the observer alone.  It checks each operator as it happens; where
+a call leaves all known courses it is still measured whole, and named by ``deviation``.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fxgrad.capture.calls import named_arguments
+from fxgrad.capture.captured import Plan
+from fxgrad.capture.eager import Session
+from fxgrad.capture.modules import ModuleMap
+from fxgrad.deviation import Finder, Where, deviated
+from fxgrad.instrumentation.edges import hook_edges
+from fxgrad.instrumentation.recording import Recording
+from fxgrad.native_edges import pieces_of
+from fxgrad.schema import Level
+from fxgrad.record.native import LEVELS
+from fxgrad.structure import tensors_in
+
+_MOST = 64  # courses that are kept
+_PATIENCE = 16  # calls, of which at most half may leave the known courses
+
+
+@dataclass(slots=True, eq=False)
+class Course:
+    """One way through the forward.
+
+    Attributes:
+        plan: the graph of calls, as the Python recorder wrote it.
+        slots: by value of the observer, its sites.
+        ranges: by call of the plan, the operators that it ran.
+        where: by operator, from where it was called.
+        steps, first_values: the operators, and the number of the first value that appears in each.
+        not_required, untold, same: as of the recording under which it was learnt.
+        pieces: the autograd edges of edge sites; None where edges are not measured.
+        unmeasured: why an edge has none.
+    """
+
+    plan: Plan
+    slots: tuple[tuple[int, ...], ...]
+    ranges: Sequence[tuple[int, int]]
+    where: Sequence[Where | None]
+    steps: Sequence[Any]
+    first_values: Sequence[int]
+    not_required: frozenset[int]
+    untold: frozenset[int]
+    same: Mapping[int, int]
+    pieces: Sequence[Any] | None = None
+    unmeasured: Mapping[int, tuple[str, str]] = field(default_factory=dict)
+    levels: Mapping[int, int] = field(default_factory=dict)
+
+
+class Observer:
+    """Runs the forward calls of one model under the native observer.
+
+    Args:
+        extension: the compiled module.
+        modules: the model's paths.
+        level: statistics level.
+        edges: whether edge sites are measured.
+
+    Attributes:
+        refused: why the Python recorder has to do it for good; None as long as it hasn't.
+    """
+
+    def __init__(self, extension: Any, modules: ModuleMap, level: Level, *, edges: bool) -> None:
+        self._extension = extension
+        self._modules = modules
+        self._level = extension.Level(LEVELS[level])
+        self._edges = edges
+        self._model = extension.Model()
+        self._courses: list[Course] = []
+        self._kinds: set[Any] = set()
+        self._structure: Any = None
+        self._parameters: Any = None
+        self._latest: list[bool] = []  # whether a call left the known courses
+        self._relearn = False
+        self.refused: str | None = None
+
+    # ---- which recorder --------------------------------------------------------------------------------------
+
+    def reason_to_learn(self, kind: Any) -> str | None:
+        """Why the next call of this kind has to run under the Python recorder; None where it need not."""
+        if self._modules.structure is not self._structure:
+            self._structure = self._modules.structure
+            self._forget()
+        if self._modules.parameters is not self._parameters:
+            self._parameters = self._modules.parameters
+            self._model.set_parameters([parameter for _, parameter in self._parameters])
+        if kind not in self._kinds:
+            return "the first call of a kind; the native observer learns its course"
+        if self._relearn:
+            return "the call before took a new course, which the native observer learns"
+        return None
+
+    def _forget(self) -> None:
+        self._model.clear()
+        self._courses.clear()
+        self._kinds.clear()
+        self._latest.clear()
+        self._relearn = False
+
+    def kind_of(self, tensors: Sequence[tuple[str, Tensor]]) -> Any:
+        """What the course of a call is known to depend on."""
+        root = self._modules.root
+        inputs = tuple((name, tensor.dtype, tensor.requires_grad) for name, tensor in tensors)
+        trained = tuple(parameter.requires_grad for _, parameter in self._modules.parameters)
+        cast = torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu")
+        return inputs, root.training, trained, cast
+
+    # ---- running ---------------------------------------------------------------------------------------------
+
+    def learn(
+        self, recording: Recording, call: Callable[[Callable[..., Session]], Any], kind: Any,
+        inputs: Sequence[tuple[str, Tensor]],
+    ) -> Any:  # fmt: skip
+        """Run a call under the Python recorder, with the observer beside it.
+
+        ``call`` runs it, under the session that what it is given makes.
+        """
+        owner = _Nobody()
+        record = self._extension.Record(owner, self._level)
+        forward = self._extension.Forward(self._model, record, True, self._edges)
+        where: list[Where | None] = []
+        finder = Finder(self._modules)
+        forward.on_step = lambda _: where.append(finder.find(sys._getframe(1)))
+        forward.begin(_words(inputs), [tensor for _, tensor in inputs])
+        sessions: list[Session] = []
+
+        def session(*given: Any) -> Session:
+            sessions.append(Session(*given, beside=forward))
+            return sessions[-1]
+
+        try:
+            result = call(session)
+            forward.finish([tensor for _, tensor in tensors_in(result)])
+        finally:
+            forward.leave()
+        self._kinds.add(kind)
+        self._relearn = False
+        self._add(recording, sessions[-1], forward, where)
+        return result
+
+    def _add(self, recording: Recording, session: Session, forward: Any, where: list[Where | None]) -> None:
+        plan: Plan = recording.plan
+        if recording.recomputed:
+            self.refused = "a checkpointed part runs without gradients and again in the backward pass"
+            return
+        slots: list[list[int]] = [[] for _ in range(forward.values)]
+        for value, site in forward.noted:
+            slots[value].append(site)
+        course = Course(
+            plan, tuple(map(tuple, slots)), tuple(session.ranges), where, forward.steps, forward.first_values,
+            frozenset(recording.not_required), frozenset(recording.untold), dict(recording.same),
+        )  # fmt: skip
+        number = forward.learn(len(self._courses))
+        if number < len(self._courses):
+            if not _named_alike(self._courses[number], course):
+                self.refused = "two calls with the same operators, on the same values, went through different modules"
+            return
+        self._courses.append(course)
+        if self._edges:
+            course.pieces, course.unmeasured = pieces_of(recording, forward, self._extension.Piece)
+        self._set_levels(number)
+        if len(self._courses) > _MOST:
+            self.refused = f"the model took more than {_MOST} courses"
+
+    def _set_levels(self, number: int) -> None:
+        """Tell the observer which values of a course get a hook, and at which level."""
+        course = self._courses[number]
+        usual = int(self._level)
+        levels = {
+            value: max(usual, 2) if any(site in course.plan.escalated for site in sites) else usual
+            for value, sites in enumerate(course.slots)
+            if sites
+        }
+        if levels != course.levels:
+            course.levels = levels
+            self._model.set_levels(number, levels)
+
+    def follow(
+        self, recording: Recording, forward: Callable[[], Any], inputs: Sequence[tuple[str, Tensor]]
+    ) -> Any:
+        """Run a call under the observer alone."""
+        for number in range(len(self._courses)):
+            if self._courses[number].plan.escalated:
+                self._set_levels(number)
+        run = _Following(self, recording, inputs)
+        try:
+            result = forward()
+            run.native.finish([tensor for _, tensor in tensors_in(result)])
+        finally:
+            run.native.leave()
+        self._arrived(recording, run)
+        return result
+
+    def _arrived(self, recording: Recording, run: _Following) -> None:
+        number = run.native.plan
+        self._latest = [*self._latest[1 - _PATIENCE :], number < 0]
+        recording.computed = True
+        recording.sizes = run.record.shapes
+        if number >= 0:
+            course = self._courses[number]
+            recording.plan, recording.slots = course.plan, course.slots
+            recording.not_required, recording.untold = set(course.not_required), set(course.untold)
+            recording.same = dict(course.same)
+            if course.pieces is not None:
+                _hook_edges(recording, run, course)
+        else:
+            self._relearn = True
+            found = deviated(self._courses, run.native.plan_nearby, run.native, run.where, recording)
+            recording.plan, recording.slots = found.plan, found.slots
+            recording.not_required, recording.same = set(found.not_required), dict(found.same)
+            if recording.edges is not None:
+                _search_edges(recording, run)
+            if sum(self._latest) > _PATIENCE // 2:
+                self.refused = "the model takes a new course in most calls"
+        run.settle_leaves()
+
+
+def _named_alike(one: Course, other: Course) -> bool:
+    """Whether two courses with the same operators have the same names and sites."""
+    stems = [[call.key_stem for call in course.plan.calls] for course in (one, other)]
+    return stems[0] == stems[1] and one.slots == other.slots
+
+
+class _Nobody:
+    """The owner of a record that is never written to: the Python recorder has the hooks."""
+
+
+class _Following:
+    """One call under the observer alone."""
+
+    def __init__(self, observer: Observer, recording: Recording, inputs: Sequence[tuple[str, Tensor]]) -> None:
+        extension = observer._extension  # noqa: SLF001  # a part of the observer
+        self.recording = recording
+        self.record = extension.Record(recording, observer._level)  # noqa: SLF001
+        self.native = extension.Forward(observer._model, self.record, False, observer._edges)  # noqa: SLF001
+        self.where: list[Where | None] = []
+        self._finder: Finder | None = None
+        self._modules = observer._modules  # noqa: SLF001
+        self._leaves: list[tuple[int, Any, Tensor]] = []
+        self.native.on_step = self._step
+        self.native.on_leaf = self._leaf
+        self.native.begin(_words(inputs), [tensor for _, tensor in inputs])
+
+    def _step(self, _: str) -> None:
+        if self._finder is None:
+            self._finder = Finder(self._modules)
+        self.where.append(self._finder.find(sys._getframe(1)))  # noqa: SLF001  # inspect.stack() reads source files
+
+    def _leaf(self, leaf: Tensor, value: int) -> None:
+        self._leaves.append((value, self.recording.leaves.of(leaf).add(self.recording, -1), leaf))
+
+    def settle_leaves(self) -> None:
+        """Give the hooks on leaf tensors their sites, now that these are known."""
+        slots = self.recording.slots or ()
+        for value, entry, leaf in self._leaves:
+            sites = slots[value] if value < len(slots) else ()
+            if sites:
+                entry.index = sites[0]
+            for site in sites[1:]:
+                self.recording.leaves.of(leaf).add(self.recording, site)
+        self._leaves.clear()
+
+
+def _hook_edges(recording: Recording, run: _Following, course: Course) -> None:
+    edges = course.plan.fan_out
+    start = len(course.plan.sites)
+    recording.edges.unmeasured = dict(course.unmeasured)
+    for edge in run.native.hook_edges(course.pieces, len(edges)):
+        recording.edges.unmeasured[edge] = ("untraceable_use", "its place in the autograd graph is another than before")
+    values = run.native.values
+    recording.slots = (
+        *course.slots, *(() for _ in range(values - len(course.slots))), *((start + n,) for n in range(len(edges))),
+    )  # fmt: skip
+
+
+def _search_edges(recording: Recording, run: _Following) -> None:
+    """In a call whose course is not known, edges are found as after one under the Python recorder."""
+    for slot, place in enumerate(run.native.places()):
+        for site in (recording.slots or ())[slot] if place is not None else ():
+            recording.edges.at[site] = place
+    hook_edges(recording)
+
+
+def _words(inputs: Sequence[tuple[str, Tensor]]) -> str:
+    return "inputs " + " ".join(name for name, _ in inputs)
+
+
+def input_tensors(args: tuple[Any, ...], kwargs: dict[str, Any], names: list[str]) -> list[tuple[str, Tensor]]:
+    """The tensors among the arguments of a call, with the names of their placeholders."""
+    return [
+        (name + position, tensor)
+        for name, value in named_arguments(args, kwargs, names)
+        for position, tensor in tensors_in(value)
+    ]

@@ -1,0 +1,143 @@
+"""Hooks on the parameters of a watched model, in C++ where that is there."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, NamedTuple
+
+from torch import Tensor
+from torch.utils.hooks import RemovableHandle
+
+from fxgrad.record.native import LEVELS
+from fxgrad.record.recorder import Recorder
+from fxgrad.schema import Level
+from fxgrad.torch_private import forget_empty_hooks
+
+
+class _Known(NamedTuple):
+    """A parameter that was seen: its number, for as long as it lives."""
+
+    tensor: weakref.ref[Tensor]
+    number: int
+
+
+class ParameterHooks:
+    """Tensor hooks on the parameters that require a gradient; each has a number, which another gets when it is gone."""
+
+    def __init__(self, sink: Recorder) -> None:
+        self._sink = sink
+        self._known: dict[int, _Known] = {}
+        self._free: list[int] = []
+        self._count = 0
+        self._hooked: dict[int, RemovableHandle | None] = {}
+        self._native: Any = None
+
+    def use(self, extension: Any, level: Level) -> None:
+        """Have C++ hooks from here on."""
+        self.remove()
+        owner = _Owner(weakref.ref(self._sink))
+        kind = extension.Level(LEVELS[level])
+        record = extension.Record(owner, kind)
+        self._sink.parameters.sizes = record.shapes
+        self._native = _Native(record, extension.LeafHooks(record), extension, kind)
+
+    def refresh(self, parameters: list[tuple[tuple[str, ...], Tensor]]) -> list[tuple[int, tuple[str, ...], Tensor]]:
+        """Hook what has begun to require a gradient since; the parameters with their numbers."""
+        listed = []
+        for names, parameter in parameters:
+            number = self._number(parameter)
+            if parameter.requires_grad and number not in self._hooked:
+                self._hooked[number] = self._hook(parameter, number)
+            listed.append((number, names, parameter))
+        self._sink.parameters.expected = self._count
+        if self._native is not None:
+            self._native.hooks.mend()
+        return listed
+
+    def _number(self, parameter: Tensor) -> int:
+        key = id(parameter)
+        known = self._known.get(key)
+        if known is not None and known.tensor() is parameter:
+            return known.number
+        if known is not None:
+            self._gone(key, known)
+        if self._free:
+            number = self._free.pop()
+        else:
+            number, self._count = self._count, self._count + 1
+        ref = weakref.ref(parameter, lambda ref: self._died(key, ref))
+        self._known[key] = _Known(ref, number)
+        return number
+
+    def _died(self, key: int, ref: weakref.ref[Tensor]) -> None:
+        known = self._known.get(key)
+        if known is not None and known.tensor is ref:
+            self._gone(key, known)
+
+    def _gone(self, key: int, known: _Known) -> None:
+        del self._known[key]
+        self._hooked.pop(known.number, None)
+        self._free.append(known.number)
+
+    def _hook(self, parameter: Tensor, number: int) -> RemovableHandle | None:
+        native = self._native
+        if native is None:
+            return parameter.register_hook(self._sink.hook(self._sink.parameters, number))  # type: ignore[no-untyped-call, no-any-return]
+        native.record.shapes.set(number, list(parameter.shape))
+        native.hooks.put(parameter, number, native.level)
+        return None
+
+    @property
+    def on(self) -> bool:
+        """Whether any parameter carries a hook."""
+        return bool(self._hooked)
+
+    def remove(self) -> None:
+        """Take all hooks off."""
+        tensors = {known.number: known.tensor() for known in self._known.values()}
+        for number, handle in self._hooked.items():
+            parameter = tensors.get(number)
+            if handle is not None and parameter is not None:
+                handle.remove()
+                forget_empty_hooks(parameter)
+        self._hooked.clear()
+        if self._native is not None:
+            self._native.hooks.remove()
+
+
+class _Native(NamedTuple):
+    """C++ hooks on leaf tensors."""
+
+    record: Any
+    hooks: Any
+    extension: Any
+    level: Any
+
+
+class _Owner:
+    """Answers the C++ hooks of parameters, for as long as their recorder is there."""
+
+    def __init__(self, sink: weakref.ref[Recorder]) -> None:
+        self._sink = sink
+
+    def native_begins(self, written: Any) -> bool:
+        """A backward pass begins to write."""
+        sink = self._sink()
+        return sink is not None and sink.native_begins(sink.parameters, written)
+
+    def native_takes(self, slot: int, gradient: Tensor) -> None:
+        """A gradient that the native reductions do not take."""
+        sink = self._sink()
+        if sink is not None:
+            sink.observe(sink.parameters, slot, gradient)
+
+    def native_again(self, slot: int) -> bool:
+        """A second gradient of a parameter in one pass."""
+        sink = self._sink()
+        return sink is not None and sink.native_again(sink.parameters, slot)
+
+    def native_differentiated(self) -> None:
+        """A backward pass is being differentiated."""
+        sink = self._sink()
+        if sink is not None:
+            sink.parameters.distrust()
