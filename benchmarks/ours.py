@@ -11,7 +11,6 @@ import torch
 import fxgrad
 from benchmarks.models import Built
 from benchmarks.runners import CompiledPlain, Configuration, Runner, Seen, SkippedError, without_places
-from fxgrad.record.kernels import BREAK_EVEN, kernels
 
 
 def seen_of(flow: fxgrad.GradientFlow) -> Seen:
@@ -59,7 +58,6 @@ class Watched(Runner):
     def attach(self) -> None:
         """Watch the model."""
         words = ", ".join(f"{name}={value!r}" for name, value in self.options.items())
-        kernels.spent = BREAK_EVEN  # compile at the first step, not after two seconds of plain torch
         self.watch = _asked(lambda: fxgrad.watch(self.built.model, **self.options), f"watch(model, {words})")
 
     def read(self) -> None:

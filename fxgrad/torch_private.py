@@ -10,7 +10,6 @@ import contextlib
 import itertools
 import threading
 import types
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -243,57 +242,6 @@ def under_a_mode() -> bool:
     module = getattr(torch.utils, "_python_dispatch", None)
     current = getattr(module, "_get_current_dispatch_mode", None)
     return current is not None and current() is not None
-
-
-def captured_kernel(name: str, function: types.FunctionType, examples: list[Tensor]) -> Callable[..., Any]:
-    """``function`` compiled by Inductor for any size of the first dimension: ``kernel(size, *tensors)``, a tuple.
-
-    ``torch._dynamo.lookup_backend`` (its manual's way to build on Inductor).  What the backend returns is called
-    directly, without torch.compile's guards: a call costs about half, no reset or stance of the user's ends it, and
-    nothing of ours stays in the caches of dynamo.  The caller has to give tensors like ``examples``.
-
-    Raises:
-        RuntimeError: nothing was compiled, or not for any size.
-    """
-    from torch._dynamo import lookup_backend  # seconds to import
-
-    found: list[tuple[Callable[..., Any], list[Any]]] = []
-
-    def backend(graph: Any, inputs: list[Any]) -> Callable[..., Any]:
-        # One process more (or a pool) for one kernel is not worth it; and threads are those of the time of the call.
-        patches = {"compile_threads": 1, "cpp.dynamic_threads": True}
-        inductor: Any = lookup_backend("inductor")
-        kernel: Callable[..., Any] = inductor(graph, inputs, config_patches=patches)
-        found.append((kernel, list(inputs)))
-        return kernel
-
-    # A code object and a name of its own: dynamo would take a second kernel for a recompilation of the first.
-    code = function.__code__.replace(co_name=name)
-    own = types.FunctionType(code, function.__globals__, name, closure=function.__closure__)
-    for example in examples:
-        torch._dynamo.mark_dynamic(example, 0)  # noqa: SLF001  # documented under this name
-    with (
-        warnings.catch_warnings(),
-        torch.random.fork_rng(devices=[]),
-        torch.no_grad(),
-        torch.compiler.set_stance("default"),
-        without_torch_function(),
-    ):
-        warnings.simplefilter("ignore")
-        torch.compile(own, backend=backend, fullgraph=True)(*examples)
-    sizes = [type(given) is torch.SymInt for given in found[0][1]] if len(found) == 1 else []
-    if not any(sizes) or sizes.count(False) != len(examples):
-        message = "torch.compile did not make one kernel for any size"
-        raise RuntimeError(message)
-    kernel = found[0][0]
-    if sizes == [True] + [False] * len(examples):
-        return kernel
-
-    def call(size: int, *tensors: Tensor) -> Any:
-        rest = iter(tensors)
-        return kernel(*[size if is_size else next(rest) for is_size in sizes])
-
-    return call
 
 
 def fake_mode() -> Any:

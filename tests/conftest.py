@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
 import torch
+
+os.environ.setdefault("FXGRAD_NATIVE", "prebuilt")  # no test has the library built behind its back
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -26,3 +29,9 @@ def _known_state() -> Iterator[None]:
     yield
     torch.set_default_dtype(dtype)
     torch.set_grad_enabled(True)
+
+
+@pytest.fixture
+def python_recorder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests of how plain torch is made to do it: the native library is off, also where it is there."""
+    monkeypatch.setenv("FXGRAD_NATIVE", "0")

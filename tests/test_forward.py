@@ -111,9 +111,9 @@ def test_values_in_the_memory_of_another_value(capture: Any, monkeypatch: pytest
     reduced: list[int] = []
     original = values_module.write_full
 
-    def counting(tensor: Tensor, slots: Any, index: int, size: int) -> Any:
-        reduced.append(index)
-        return original(tensor, slots, index, size)
+    def counting(tensor: Tensor, slots: Any, place: Any, library: Any, *, bins: bool) -> Any:
+        reduced.append(place[0])
+        return original(tensor, slots, place, library, bins=bins)
 
     monkeypatch.setattr(values_module, "write_full", counting)
     x = torch.randn(200, 200, requires_grad=True)

@@ -56,6 +56,7 @@ def test_what_raises_raises_the_same(case: models.Case) -> None:
             assert want.error is not None
 
 
+@pytest.mark.usefixtures("python_recorder")
 def test_a_value_that_cannot_be_reduced_does_not_stop_the_forward(monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = net().eval(), torch.randn(6, 4)
     want = model(x)

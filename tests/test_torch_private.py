@@ -117,19 +117,6 @@ def test_a_mode_is_seen() -> None:
         assert torch_private.under_a_mode()
 
 
-def test_a_kernel_for_any_size() -> None:
-    def double_sum(x: torch.Tensor) -> torch.Tensor:
-        return (x * 2).sum()
-
-    kernel = torch_private.captured_kernel("double_sum", double_sum, [torch.ones(8)])
-    torch._dynamo.reset()  # the kernel is called without dynamo
-    for size in (1, 7, 100):
-        (result,) = kernel(size, torch.ones(size))
-        assert result == 2 * size
-    with pytest.raises(RuntimeError, match="any size"):
-        torch_private.captured_kernel("nothing", lambda _: None, [torch.ones(8)])
-
-
 @pytest.mark.parametrize("missing", ["queue_callback"])
 def test_without_an_announced_end_events_end_all_the_same(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
     import fxgrad

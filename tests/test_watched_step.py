@@ -36,6 +36,7 @@ def test_no_host_sync_in_the_step(statistics: Any) -> None:
         assert watched.count(sync) == plain.count(sync), sync
 
 
+@pytest.mark.usefixtures("python_recorder")
 def test_one_reduction_per_site_and_no_other_kernel_at_level_norm() -> None:
     model, x = net(), torch.randn(6, 4)
     plain = events_of_a_step(model, x)
@@ -165,6 +166,7 @@ def test_functional_call_with_other_parameters() -> None:
         assert watch.flow().site("head").measured
 
 
+@pytest.mark.usefixtures("python_recorder")
 def test_a_gradient_that_cannot_be_reduced_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     model = net()
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fxgrad.record.full import write_full
+from fxgrad.record.full import write_any_norm, write_full
+from fxgrad.record.library import library
 from fxgrad.record.reading import read_gradients
 from fxgrad.record.recorder import Kept
 from fxgrad.record.slots import BufferKey, Reading, Slots
-from fxgrad.record.statistics import accumulator, dense, write_norm
+from fxgrad.record.statistics import accumulator, dense
 from fxgrad.schema import Level, Statistics
 
 
@@ -18,10 +19,12 @@ class Aside:
 
     Args:
         level: as of the recorder; ``"histogram"`` is measured at ``"full"`` here.
+        native: whether the native library may be used.
     """
 
-    def __init__(self, level: Level) -> None:
+    def __init__(self, level: Level, *, native: bool = True) -> None:
         self._level = level
+        self._library = library() if native else None
         self._slots = Slots()
         self._readings: list[Reading | None] = []
         self._failures: dict[int, str] = {}
@@ -41,11 +44,11 @@ class Aside:
 
     def _write(self, index: int, gradient: Tensor) -> Reading:
         if self._level != "norm":
-            return write_full(gradient, self._slots, index, index + 1)
+            return write_full(gradient, self._slots, (index, index + 1), self._library)
         values = gradient if gradient.layout is torch.strided else dense(gradient)
         wide = accumulator(values.dtype) is torch.float64
         key: BufferKey = (values.device, "norm64" if wide else "norm")
-        write_norm(values, self._slots.views(key, index + 1)[index])
+        write_any_norm(values, self._slots.views(key, index + 1)[index], self._library)
         return key, gradient.shape, gradient.numel(), index
 
     def read(self) -> tuple[list[Statistics | None], dict[int, str]]:

@@ -1,18 +1,20 @@
-"""Level ``full`` for one tensor: what is staged in a page, and what is reduced by itself into a slot."""
+"""One tensor by itself into a slot: by the native library where it is there and takes it, else by plain torch."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from fxgrad.record.kernels import kernels
+from fxgrad.record.histogram import write_histogram
 from fxgrad.record.slots import BufferKey, Reading, Slots
 from fxgrad.record.staging import LARGEST, STAGED
-from fxgrad.record.statistics import ZERO_COUNT, dense, scaled
+from fxgrad.record.statistics import ZERO_COUNT, dense, scaled, whole, write_norm
 
 
 def is_staged(values: Tensor) -> bool:
-    """Whether a tensor is small and plain enough for a page."""
+    """Whether a tensor is small and plain enough for a page, where the library doesn't take it."""
     return (
         values.dtype in STAGED
         and values.numel() <= LARGEST
@@ -22,20 +24,50 @@ def is_staged(values: Tensor) -> bool:
     )
 
 
-def write_full(tensor: Tensor, slots: Slots, index: int, size: int) -> Reading:
-    """Write the scalars of ``tensor`` into slot ``index`` of ``size``; call under ``no_grad``.
+def write_full(tensor: Tensor, slots: Slots, place: tuple[int, int], library: Any, *, bins: bool = False) -> Reading:
+    """Write the scalars of ``tensor`` into the slot at ``place``, its number and how many there are; under ``no_grad``.
+
+    ``bins``: the histogram of exponents as well, into the slot of that kind.
 
     Raises:
         TypeError: the tensor is of a class with arithmetic of its own (fake, distributed), and so are its scalars.
     """
+    index, size = place
     values = tensor if tensor.layout is torch.strided else dense(tensor)
-    result = kernels.whole(values)
-    if type(result).__torch_dispatch__ is not Tensor.__torch_dispatch__:  # it may have no numbers
-        message = f"the statistics of a {type(tensor).__name__} came out as a {type(result).__name__}"
-        raise TypeError(message)
     key: BufferKey = (values.device, "full64" if scaled(values.dtype) else "full")
     slot = slots.views(key, size)[index]
-    slot.copy_(result)
+    if library is None or not library.reducible(values):
+        if bins:
+            write_bins(values, slots, place)
+        _write_plainly(values, slot)
+    elif bins:
+        library.histogram_into(values, slot, slots.views((values.device, "histogram"), size)[index])
+    else:
+        library.full_into(values, slot)
     if values is not tensor:  # what is not stored is zero
         slot[ZERO_COUNT] += tensor.numel() - values.numel()
     return key, tensor.shape, tensor.numel(), index
+
+
+def write_bins(values: Tensor, slots: Slots, place: tuple[int, int]) -> BufferKey:
+    """Write the histogram of exponents of strided ``values`` by plain torch; into which buffer."""
+    index, size = place
+    key: BufferKey = (values.device, "histogram")
+    write_histogram(values, slots.views(key, size)[index])
+    return key
+
+
+def _write_plainly(values: Tensor, slot: Tensor) -> None:
+    result = whole(values)
+    if type(result).__torch_dispatch__ is not Tensor.__torch_dispatch__:  # it may have no numbers
+        message = f"the statistics of a {type(values).__name__} came out as a {type(result).__name__}"
+        raise TypeError(message)
+    slot.copy_(result)
+
+
+def write_any_norm(values: Tensor, slot: Tensor, library: Any) -> None:
+    """Write the l2 norm of strided ``values`` into the 0-d ``slot`` of dtype ``accumulator(values.dtype)``."""
+    if library is not None and library.reducible(values):
+        library.norm_into(values, slot)
+    else:
+        write_norm(values, slot)

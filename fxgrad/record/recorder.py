@@ -16,14 +16,17 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor
 
-from fxgrad.record.full import is_staged, write_full
-from fxgrad.record.histogram import write_histogram
+from fxgrad.record.full import is_staged, write_any_norm, write_bins, write_full
 from fxgrad.record.hooks import FullHook, Hook, norm_of_float32, norm_of_half, write_fast
+<<<<<<< HEAD
 from fxgrad.record.kernels import kernels
 from fxgrad.record.native import SEVERAL, Written, settle
+=======
+from fxgrad.record.library import library
+>>>>>>> kernels
 from fxgrad.record.slots import BufferKey, Kind, Reading, Slots
 from fxgrad.record.staging import Batch, Page
-from fxgrad.record.statistics import accumulator, dense, dottable, write_norm, write_square
+from fxgrad.record.statistics import accumulator, columns, dense, dottable, write_square
 from fxgrad.torch_private import at_end_of_backward, current_backward, functorch_active
 
 if TYPE_CHECKING:
@@ -135,9 +138,14 @@ class Recorder:
     """Takes gradients of sites and parameters and keeps their statistics by backward event.
 
     Nothing is copied to the host, and no gradient is kept, until ``history`` is read.
+
+    Attributes:
+        library: the native reductions; None where they aren't there (yet), or not wanted.
     """
 
-    def __init__(self, level: Level) -> None:
+    def __init__(self, level: Level, *, native: bool = True) -> None:
+        self._native = native
+        self.library = library() if native else None
         self.level: Level = level
         self.history: deque[Kept] = deque(maxlen=HISTORY)
         self.parameters = Parameters()
@@ -204,41 +212,41 @@ class Recorder:
             raise NotImplementedError(message)
         quick = not torch.is_grad_enabled()
         with torch.no_grad():
-            if self.level == "histogram":
-                self._write_histogram(part, owner, index, gradient)
             if self.level != "norm" or index in owner.escalated:
                 return self._write_full(part, owner, index, gradient, quick=quick)
             values = gradient if gradient.layout is torch.strided else dense(gradient)
             kind: Kind = "norm" if accumulator(values.dtype) is torch.float32 else "norm64"
-            if kind == "norm" and dottable(values):
+            if kind == "norm" and self.library is None and dottable(values):
                 kind = "square"
             key = (values.device, kind)
             slots = part.slots.views(key, max(index + 1, owner.expected))
             if kind == "square":
                 write_square(values, slots[index])
             else:
-                write_norm(values, slots[index])
+                write_any_norm(values, slots[index], self.library)
             part.slots.learn(index, key, values.dtype if values is gradient else None)
         return key, gradient.shape, gradient.numel(), index
 
     def _write_full(self, part: Part, owner: Owner, index: int, gradient: Tensor, *, quick: bool) -> Reading:
-        if is_staged(gradient):
+        bins = self.level == "histogram"
+        place = index, max(index + 1, owner.expected)
+        if self.library is None and is_staged(gradient):
+            if bins:
+                part.sources.add(write_bins(gradient, part.slots, place))
             return self._page(part, gradient.dtype, quick=quick).put(gradient)
-        return write_full(gradient, part.slots, index, max(index + 1, owner.expected))
-
-    @staticmethod
-    def _write_histogram(part: Part, owner: Owner, index: int, gradient: Tensor) -> None:
-        values = gradient if gradient.layout is torch.strided else dense(gradient)
-        key: BufferKey = (values.device, "histogram")
-        write_histogram(values, part.slots.views(key, max(index + 1, owner.expected))[index])
-        part.sources.add(key)
+        reading = write_full(gradient, part.slots, place, self.library, bins=bins)
+        if bins:
+            part.sources.add((reading[0][0], "histogram"))
+        elif self.library is not None and self.level == "full":
+            part.slots.learn(index, reading[0], gradient.dtype if gradient.layout is torch.strided else None)
+        return reading
 
     def _page(self, part: Part, dtype: torch.dtype, *, quick: bool) -> Page:
         event = part.event
         page = event.pages.get(dtype)
         if page is None:
             free = self._pages.setdefault(dtype, [])
-            page = event.pages[dtype] = free.pop() if free else Page(dtype, kernels.rows)
+            page = event.pages[dtype] = free.pop() if free else Page(dtype, columns)
             page.begin()
         part.put = page.put_known if quick else None
         return page
@@ -291,14 +299,25 @@ class Recorder:
     def _quicken(self, part: Part, owner: Owner) -> None:
         """Let hooks write by themselves what is expected to be of the usual kind, where that is right in this pass."""
         usual, part.put = part.slots.usual, None
-        if self.level != "norm" or usual is None or torch.is_grad_enabled() or functorch_active():
+        if usual is None or torch.is_grad_enabled() or functorch_active() or not self._choose(part, usual):
             part.fast = []
             return
-        part.norm = norm_of_float32 if part.slots.usual_dtype is torch.float32 else norm_of_half
         part.fast = part.slots.expected(usual, len(part.readings), owner.escalated)
         if part.sources:  # the part has been written to by a backward pass around this one, or inside of it
             part.fast = [slot if not read else None for slot, read in zip(part.fast, [*part.readings, 0], strict=True)]
         part.sources.add(usual)
+
+    def _choose(self, part: Part, usual: BufferKey) -> bool:
+        """Set what writes a gradient into a slot of ``usual``; False where no one call does."""
+        native = self.library if usual[0].type == "cpu" else None
+        if self.level == "norm":
+            plain = norm_of_float32 if part.slots.usual_dtype is torch.float32 else norm_of_half
+            part.norm = plain if native is None else native.norm_into
+        elif self.level == "full" and native is not None:
+            part.norm = native.full_of_singles_into
+        else:
+            return False
+        return True
 
     def _event(self) -> BackwardEvent:
         """The event of the backward pass that is running now; a backward inside of a backward belongs to it."""
@@ -319,7 +338,7 @@ class Recorder:
 
     def settle(self) -> None:
         """End the events of this thread whose end torch did not announce.  Called before a forward and a read."""
-        kernels.prepare()
+        self.library = library() if self._native else None
         if not self._open:
             return
         thread = threading.get_ident()

@@ -14,10 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fxgrad.record.full import write_any_norm
 from fxgrad.record.hooks import Hook
+from fxgrad.record.library import library
 from fxgrad.record.recorder import HISTORY, Kept, Parameters
 from fxgrad.record.slots import BufferKey, Kind, Reading, Slots
-from fxgrad.record.statistics import accumulator, dense, write_norm
+from fxgrad.record.statistics import accumulator, dense
 from fxgrad.torch_private import at_end_of_backward, current_backward
 
 
@@ -52,6 +54,7 @@ class SlotRecorder:
         self.parameters = Parameters()
         self.escalated: set[int] = set()
         self.begun = 0  # events that began
+        self._library = library()
         self._lock = threading.RLock()
         self._open: dict[int, SlotEvent] = {}
 
@@ -89,7 +92,7 @@ class SlotRecorder:
                 values = gradient if gradient.layout is torch.strided else dense(gradient)
                 kind: Kind = "norm" if accumulator(values.dtype) is torch.float32 else "norm64"
                 key: BufferKey = (values.device, kind)
-                write_norm(values, event.slots.views(key, len(event.readings))[index])
+                write_any_norm(values, event.slots.views(key, len(event.readings))[index], self._library)
                 event.readings[index] = (key, gradient.shape, gradient.numel(), index)
         except Exception as error:  # noqa: BLE001  # the user's backward must go on, whatever the gradient is
             event.failures[index] = f"{type(error).__name__}: {error}".splitlines()[0]
@@ -107,6 +110,7 @@ class SlotRecorder:
 
     def settle(self) -> None:
         """End the events of this thread whose end torch did not announce."""
+        self._library = library()
         thread = threading.get_ident()
         for event in [e for e in self._open.values() if e.thread == thread]:
             self._finish(event)

@@ -62,7 +62,7 @@ class Slots:
 
         ``dtype`` is the gradient's, None where it is not strided.
         """
-        if self.usual is None and key[1] == "norm" and dtype is not None and dtype.is_floating_point:
+        if self.usual is None and key[1] in ("norm", "full") and dtype is not None and dtype.is_floating_point:
             self.usual, self.usual_dtype = key, dtype
         if key == self.usual and dtype is self.usual_dtype:
             if index in self.unusual:

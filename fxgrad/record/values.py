@@ -12,13 +12,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fxgrad.record.full import is_staged, write_full
-from fxgrad.record.histogram import write_histogram
-from fxgrad.record.kernels import kernels
+from fxgrad.record.full import is_staged, write_bins, write_full
+from fxgrad.record.library import library
 from fxgrad.record.recorder import Kept
 from fxgrad.record.slots import BufferKey, Reading, Slots
 from fxgrad.record.staging import LARGEST, Batch, Page
-from fxgrad.record.statistics import dense
+from fxgrad.record.statistics import columns
 from fxgrad.schema import Level
 from fxgrad.torch_private import storage_of, version_of
 
@@ -70,9 +69,11 @@ class ValueRecorder:
 
     Args:
         level: of the gradients; values are taken at ``full`` at least, since ``norm`` counts nothing.
+        native: whether the native library may be used.
     """
 
-    def __init__(self, level: Level) -> None:
+    def __init__(self, level: Level, *, native: bool = True) -> None:
+        self._native = native
         self.level: Level = "histogram" if level == "histogram" else "full"
         self._free: list[_Memory] = []  # a call inside of a call, or in another thread, has memory of its own
 
@@ -84,7 +85,7 @@ class ValueRecorder:
             memory = _Memory()
         for page in memory.pages.values():
             page.begin()
-        return ForwardValues(self.level, memory, self._free)
+        return ForwardValues(self.level, memory, self._free, library() if self._native else None)
 
 
 class ForwardValues:
@@ -95,7 +96,8 @@ class ForwardValues:
         units: by site, the active entries of an activation's output; also among the buffers of ``sites``.
     """
 
-    def __init__(self, level: Level, memory: _Memory, free: list[_Memory]) -> None:
+    def __init__(self, level: Level, memory: _Memory, free: list[_Memory], native: Any) -> None:
+        self._library = native
         self.level = level
         self.sites: Kept | None = None
         self.state: Kept | None = None
@@ -161,19 +163,18 @@ class ForwardValues:
             taken.failures[index] = f"{type(error).__name__}: {error}".splitlines()[0]
 
     def _write(self, memory: _Memory, taken: _Taken, index: int, value: Tensor) -> Reading:
-        size = index + 1
-        if self.level == "histogram":
-            values = value if value.layout is torch.strided else dense(value)
-            key: BufferKey = (values.device, "histogram")
-            write_histogram(values, taken.slots.views(key, size)[index])
-            taken.sources.add(key)
-        if is_staged(value):
+        bins = self.level == "histogram"
+        if self._library is None and is_staged(value):
+            if bins:
+                taken.sources.add(write_bins(value, taken.slots, (index, index + 1)))
             page = memory.pages.get(value.dtype)
             if page is None:
-                page = memory.pages[value.dtype] = Page(value.dtype, kernels.rows)
+                page = memory.pages[value.dtype] = Page(value.dtype, columns)
             return page.put(value)
-        reading = write_full(value, taken.slots, index, size)
+        reading = write_full(value, taken.slots, (index, index + 1), self._library, bins=bins)
         taken.sources.add(reading[0])
+        if bins:
+            taken.sources.add((reading[0][0], "histogram"))
         return reading
 
     def finish(self) -> None:

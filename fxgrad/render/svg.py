@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import html
+import os
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +48,7 @@ def to_svg(flow: GradientFlow, path: str | Path | None = None, **options: Any) -
 
 
 def _with_progress(dot: str) -> str | None:
+    _find_fonts()
     if len(dot) < _SLOW or not sys.stderr.isatty():
         return lay_out(dot)
     from rich.console import Console
@@ -69,9 +75,41 @@ def lay_out(dot: str) -> str | None:
 
 def _by_program(dot: str) -> str | None:
     try:
-        return str(graphviz.Source(dot).pipe(format="svg", encoding="utf-8"))
+        return str(graphviz.Source(dot).pipe(format="svg", encoding="utf-8", quiet=True))
     except graphviz.ExecutableNotFound:
         return None
+
+
+@functools.cache
+def _find_fonts() -> None:
+    """Lay out one node, once: the wheel's fontconfig reads the system's settings, and writes a line for each new word.
+
+    It does so in C, to the process's stderr.
+    """
+    with _without_lines(b"Fontconfig "):
+        lay_out("graph { a }")
+
+
+@contextlib.contextmanager
+def _without_lines(beginning: bytes) -> Iterator[None]:
+    """Leave out what is written to stderr in lines with this beginning; everything else is written a little later."""
+    with contextlib.ExitStack() as stack:
+        try:
+            kept = os.dup(2)
+            stack.callback(os.close, kept)
+            written = stack.enter_context(tempfile.TemporaryFile())
+            os.dup2(written.fileno(), 2)
+        except OSError:  # there is no stderr, or no place for a file
+            yield
+            return
+        try:
+            yield
+        finally:
+            os.dup2(kept, 2)
+            written.seek(0)
+            for line in written:
+                if not line.startswith(beginning):
+                    os.write(2, line)
 
 
 def notebook_html(flow: GradientFlow, diagnosis: Diagnosis | None = None) -> str:

@@ -13,7 +13,6 @@ from torch.utils.checkpoint import checkpoint
 
 import fxgrad
 from fxgrad.record.hooks import Hook
-from fxgrad.record.kernels import Kernels
 from tests.record.by_hand import check
 
 
@@ -52,6 +51,7 @@ def extra_ops(statistics: Any, dtype: torch.dtype = torch.float32) -> tuple[Coun
         return backward() - plain, watch.flow()
 
 
+@pytest.mark.usefixtures("python_recorder")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_one_kernel_a_gradient_at_norm_and_a_copy_of_the_slots(dtype: torch.dtype) -> None:
     extra, flow = extra_ops("norm", dtype)
@@ -60,8 +60,8 @@ def test_one_kernel_a_gradient_at_norm_and_a_copy_of_the_slots(dtype: torch.dtyp
     assert extra == {"linalg_vector_norm": measured, "clone": 2}
 
 
-def test_one_copy_a_small_gradient_at_full_and_one_reduction_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fxgrad.record.recorder.kernels", Kernels())  # with nothing compiled
+@pytest.mark.usefixtures("python_recorder")
+def test_one_copy_a_small_gradient_at_full_and_one_reduction_for_all() -> None:
     extra, flow = extra_ops("full")
     measured = sum(s.measured for s in flow.sites) + sum(p.measured for p in flow.parameters)
     assert extra["copy_"] == measured
@@ -130,12 +130,13 @@ def test_gradients_of_several_dtypes_and_a_reentrant_backward() -> None:
                     assert record.l2_norm == pytest.approx(want, rel=1e-6)
 
 
+@pytest.mark.usefixtures("python_recorder")
 def test_a_batch_that_cannot_be_reduced_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: Any) -> Tensor:
         message = "out of luck"
         raise RuntimeError(message)
 
-    monkeypatch.setattr("fxgrad.record.recorder.kernels.rows", broken)
+    monkeypatch.setattr("fxgrad.record.recorder.columns", broken)
     model = net()
     with fxgrad.watch(model, statistics="full") as watch:
         model(torch.randn(3, 4)).sum().backward()

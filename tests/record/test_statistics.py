@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fxgrad.record import statistics
-from fxgrad.record.kernels import Kernels, flat
 from fxgrad.record.reading import _statistics
 from fxgrad.record.slots import Reading
 from fxgrad.record.staging import Page
@@ -62,7 +61,7 @@ def test_the_whole_gradient(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", HALF_AND_SINGLE)
 def test_staged_gradients(dtype: torch.dtype) -> None:
-    page = Page(dtype, Kernels().rows)
+    page = Page(dtype, columns)
     gradients = troublesome(dtype)
     for order in (gradients, gradients, gradients[::-1], gradients[:5], gradients):  # places are reused and replaced
         for got, gradient in zip(staged(order, page), order, strict=True):
@@ -70,7 +69,7 @@ def test_staged_gradients(dtype: torch.dtype) -> None:
 
 
 def test_more_than_a_page_holds() -> None:
-    page = Page(torch.float32, Kernels().rows)
+    page = Page(torch.float32, columns)
     torch.manual_seed(1)
     many = [torch.randn(n) for n in [16384] * 20 + [100, 3000, 16000, 1] * 30]
     for order in (many, many, many[::-1], many[3:], many):
@@ -86,7 +85,7 @@ def test_more_than_a_page_holds() -> None:
 def test_any_values(values: list[float], dtype: torch.dtype) -> None:
     gradient = torch.tensor(values, dtype=torch.float32).to(dtype)
     check(full(gradient), gradient)
-    check(staged([gradient], Page(dtype, Kernels().rows))[0], gradient)
+    check(staged([gradient], Page(dtype, columns))[0], gradient)
 
 
 @settings(deadline=None, max_examples=40)
@@ -158,12 +157,3 @@ def test_rows_are_reduced_one_by_one() -> None:
     apart = torch.stack([columns(row, torch.float32) for row in rows], 1)
     assert torch.equal(columns(rows, torch.float32)[3:], apart[3:])
     assert torch.allclose(columns(rows, torch.float32), apart, rtol=1e-12)
-
-
-def test_flat_takes_a_view_where_memory_has_no_gaps() -> None:
-    x = torch.randn(2, 3, 4, 5)
-    for dense in (x, x.permute(3, 1, 0, 2), x.contiguous(memory_format=torch.channels_last), x[:1]):
-        assert flat(dense).data_ptr() == dense.data_ptr()
-        assert sorted(flat(dense).tolist()) == sorted(dense.reshape(-1).tolist())
-    for gaps in (x[..., ::2], x[:, :2], torch.ones(1).expand(4)):
-        assert sorted(flat(gaps).tolist()) == sorted(gaps.reshape(-1).tolist())

@@ -41,6 +41,7 @@ double* slot_of(const at::Tensor& slot, int64_t entries) {
 void norm_into(py::handle gradient, const at::Tensor& slot) {
   const at::Tensor& values = values_of(gradient);
   const bool single = slot.scalar_type() == at::kFloat && slot.device().is_cpu() && slot.numel() == 1;
+  if (single && values.scalar_type() == at::kDouble) throw py::type_error("a norm of doubles has a slot of a double");
   double* wide = single ? nullptr : slot_of(slot, 1);
   double norm;
   {
@@ -61,6 +62,12 @@ void full_into(py::handle gradient, const at::Tensor& row) {
   full(values, out);
 }
 
+// The same for a row in which squares are not scaled.
+void full_of_singles_into(py::handle gradient, const at::Tensor& row) {
+  if (values_of(gradient).scalar_type() == at::kDouble) throw py::type_error("squares of doubles are scaled");
+  full_into(gradient, row);
+}
+
 void histogram_into(py::handle gradient, const at::Tensor& row, const at::Tensor& bins) {
   const at::Tensor& values = values_of(gradient);
   double* out = slot_of(row, kColumns);
@@ -77,9 +84,12 @@ void bind_statistics(py::module_& module) {
   module.def("variant", &variant, "Which loops are used: avx512, avx2 or default.");
   module.def("reducible", [](py::handle tensor) { return plain(tensor) != nullptr; },
              "Whether the other functions take a tensor.");
-  module.def("norm_into", &norm_into, "Write the l2 norm into a slot of one float32 or float64.");
-  module.def("full_into", &full_into, "Write the scalars of level full into a row of 11 float64.");
-  module.def("histogram_into", &histogram_into, "The same, and the histogram of exponents into a row of 64 float64.");
+  const py::arg gradient("gradient"), out("out"), bins("bins");
+  module.def("norm_into", &norm_into, "Write the l2 norm into a slot of one float32 or float64.", gradient, out);
+  module.def("full_into", &full_into, "Write the scalars of level full into a row of 11 float64.", gradient, out);
+  module.def("full_of_singles_into", &full_of_singles_into, "The same, but refuse float64.", gradient, out);
+  module.def("histogram_into", &histogram_into, "The same as full_into, and the exponents into a row of 64 float64.",
+             gradient, out, bins);
 }
 
 }  // namespace fxgrad
