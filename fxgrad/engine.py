@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import itertools
 import weakref
 from collections.abc import Callable, Mapping
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from fxgrad.assembly import assemble
+from fxgrad.capture.calls import positional_names
 from fxgrad.capture.captured import Plan
 from fxgrad.capture.eager import Session
 from fxgrad.capture.modules import ModuleMap
@@ -278,13 +278,3 @@ def _escalate(marked: set[int], found: Mapping[int, Statistics | None]) -> None:
                 marked.add(number)
         elif number in marked and _TELLABLE[0] < statistics.l2_norm < _TELLABLE[1]:
             marked.discard(number)
-
-
-def positional_names(forward: Callable[..., Any]) -> list[str]:
-    """Names of the parameters of ``forward`` that can be given by position."""
-    try:
-        signature = inspect.signature(forward)
-    except (TypeError, ValueError):  # a builtin or scripted forward has none; its arguments are args[0], args[1] ...
-        return []
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return [name for name, parameter in signature.parameters.items() if parameter.kind in kinds]

@@ -114,10 +114,14 @@ def test_create_graph_and_a_gradient_penalty() -> None:
         return [p.grad.clone() for p in m.parameters()]
 
     want = penalty(model)
-    for capture in ("eager", "symbolic"):
-        with fxgrad.watch(model, capture=capture) as watch:  # type: ignore[arg-type]
-            assert all(map(torch.equal, penalty(model), want))
-        assert [flow.event.backward for flow in watch.history] == [0, 1]
+    with fxgrad.watch(model) as watch:
+        assert all(map(torch.equal, penalty(model), want))
+    assert [flow.event.backward for flow in watch.history] == [0, 1]
+    module = fxgrad.instrument(model)
+    for number in (1, 2):
+        assert all(map(torch.equal, penalty(module), want))
+        assert len(module.history) == 2 * number
+    module.remove()
     assert not x._backward_hooks
 
 

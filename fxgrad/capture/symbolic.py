@@ -359,6 +359,4 @@ def trace(modules: ModuleMap, args: tuple[Any, ...], kwargs: dict[str, Any], nam
 
 def refusal(model: nn.Module, reasons: Iterable[str]) -> CaptureError:
     """The error for a model that cannot be traced."""
-    return CaptureError(
-        f"{type(model).__name__} cannot be traced symbolically: {'; '.join(dict.fromkeys(reasons))}"
-    )
+    return CaptureError(f"{type(model).__name__} cannot be traced symbolically: {'; '.join(dict.fromkeys(reasons))}")
