@@ -46,7 +46,6 @@ def test_one_reduction_per_site_and_no_other_kernel_at_level_norm() -> None:
     flow = watch.flow()
     probed = sum(s.measured and s.derived_from is None for s in flow.sites)
     measured = probed + sum(p.measured for p in flow.parameters)
-    assert probed < sum(s.measured for s in flow.sites)
     assert watched.count("aten::linalg_vector_norm") - plain.count("aten::linalg_vector_norm") == measured
     # At the end of the event the two small slot buffers (sites, parameters) are copied on the device.
     assert watched.count("aten::clone") - plain.count("aten::clone") == 2
