@@ -193,9 +193,8 @@ class Compilable(fx.GraphModule):
     """A model with function probes, made for ``torch.compile(..., fullgraph=True)``; it runs without a compiler too.
 
     Parameters, buffers and submodules are the model's own objects.  The first call with arguments of one structure
-    traces the model; calls go through the guards of the trace.  Each call brings a small leaf tensor of its own, whose
-    gradient is the statistics, so that events are never added up; it is no parameter, no buffer, and nothing that an
-    optimizer could see.
+    traces the model, with Python state baked in.  Each call brings a small leaf tensor of its own, whose gradient is the
+    statistics, so that events are never added up; it is no parameter, no buffer, and nothing that an optimizer sees.
     """
 
     _observer: _Observer
@@ -214,7 +213,7 @@ class Compilable(fx.GraphModule):
     # ---- the call --------------------------------------------------------------------------------------------
 
     def recompile(self) -> Any:
-        """Regenerate the code of the graph, which is for reading; calls go through the guards."""
+        """Regenerate the code of the graph, which is for reading."""
         code = super().recompile()
         kind: Any = type(self)
         kind.forward = _forward
