@@ -193,7 +193,7 @@ class Compilable(fx.GraphModule):
     """A model with function probes, made for ``torch.compile(..., fullgraph=True)``; it runs without a compiler too.
 
     Parameters, buffers and submodules are the model's own objects.  The first call with arguments of one structure
-    traces the model, with Python state baked in.  Each call brings a small leaf tensor of its own, whose gradient is the
+    traces the model, with Python state baked in.  Each call brings a small leaf tensor, whose gradient is the
     statistics, so that events are never added up; it is no parameter, no buffer, and nothing that an optimizer sees.
     """
 

@@ -22,7 +22,6 @@ from fxgrad.capture.learning import LearningRun
 from fxgrad.capture.proxies import around
 from fxgrad.capture.symbolic import Span, refusal
 from fxgrad.engine import Engine, Options
-from fxgrad.errors import CaptureError
 from fxgrad.instrumentation.edges import EdgeNotes
 from fxgrad.instrumentation.insert import compiled, insert_probes
 from fxgrad.instrumentation.probe import current, probe, put
@@ -236,8 +235,7 @@ class GraphEngine(Engine):
         try:
             numbers = agree(kind.graph, recording.plan)
         except DisagreementError as error:
-            words = f"{refusal(self.model, [str(error)])}. {BAKED} fxgrad.watch takes any model"
-            raise CaptureError(words) from error
+            raise refusal(self.model, [str(error)]) from error
         kind.checked = True
         kind.learned(recording.plan, numbers)
         return result
@@ -259,9 +257,6 @@ class GraphEngine(Engine):
             if module is not None:
                 self.shown = kind
                 module.show(kind)
-
-
-BAKED = "A graph module keeps Python state as it was when it was traced (numbers, flags, globals, branches);"
 
 
 def _reason(kind: Kind, capture: str) -> str:

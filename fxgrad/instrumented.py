@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -46,6 +47,7 @@ class Instrumented(fx.GraphModule):
         self.__dict__["training"] = model.training
         self.__dict__["_options"] = options
         self.__dict__["_generating"] = False
+        self.__dict__["_forward"] = type(self).forward = _with_the_face_of(model.forward)
         self.__dict__["_engine"] = engine = GraphEngine(model, model.forward, options)
         engine.held_by(self)
         engine.show(example_of(model), {})
@@ -56,7 +58,7 @@ class Instrumented(fx.GraphModule):
         """Generate the code of the graph; from now on calls of the kind that is shown run it, observed."""
         code = super().recompile()
         kind: Any = type(self)
-        generated, kind.forward = kind.forward, _OBSERVED
+        generated, kind.forward = kind.forward, self.__dict__.get("_forward", _OBSERVED)
         engine: GraphEngine | None = self.__dict__.get("_engine")
         if engine is not None and engine.shown is not None:
             if self.__dict__["_generating"]:
@@ -188,3 +190,16 @@ def _observed(self: Instrumented, *args: Any, **kwargs: Any) -> Any:
 
 
 _OBSERVED: Callable[..., Any] = _observed
+
+
+def _with_the_face_of(own: Callable[..., Any]) -> Callable[..., Any]:
+    """The forward, with the signature of the model's: libraries ask for it."""
+
+    def forward(self: Instrumented, *args: Any, **kwargs: Any) -> Any:
+        return _OBSERVED(self, *args, **kwargs)
+
+    itself = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+    signature = inspect.signature(own)
+    face: Any = forward
+    face.__signature__ = signature.replace(parameters=[itself, *signature.parameters.values()])
+    return forward

@@ -154,8 +154,8 @@ def _same(container: Any, saved: Any) -> bool:
 def random_streams() -> Iterator[Callable[[], bool]]:
     """Restore those random streams of torch (all devices in use), Python and NumPy that were drawn from.
 
-    Gives a function that says whether one of them was.  A stream that nothing was drawn from is not touched, since
-    another thread may draw from it.
+    Gives a function that says whether one of them was.  A stream that nobody drew from is not written to.  What another
+    thread draws in the meantime cannot be told from what the model draws.
     """
     streams = list(_streams())
     saved = [get() for get, _ in streams]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import io
 import pickle
 from collections.abc import Callable
@@ -147,6 +148,7 @@ def test_train_and_eval_each_have_a_graph_and_both_can_be_edited() -> None:
 def test_arguments_by_name_are_the_same_kind_of_call() -> None:
     model, x = net().eval(), torch.randn(3, 4)
     module: Any = to_tanh(fxgrad.instrument(model))
+    assert list(inspect.signature(module.forward).parameters) == ["x", "mask"]
     assert torch.equal(module(x=x), expected(model, x))
     assert torch.equal(module(x, mask=torch.ones(4)), model(x, torch.ones(4)))
 
