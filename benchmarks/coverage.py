@@ -34,8 +34,7 @@ def line(row: Row) -> str:
     blind = ", ".join(f"{count} {reason}" for reason, count in sorted(row.blind.items()))
     site_packages = row.reason.partition("site-packages/")
     reason = (row.reason if not site_packages[1] else _without_folders(row.reason)).replace("|", "/")
-    reason = reason.removeprefix("symbolic was refused: ")
-    return f"| {row.name} | {row.front_end} | {row.measured} of {row.sites} | {blind} | {reason[:160]} |"
+    return f"| {row.name} | {row.recorder} | {row.measured} of {row.sites} | {blind} | {reason[:160]} |"
 
 
 def _without_folders(text: str) -> str:
@@ -87,7 +86,7 @@ def header(failures: list[str]) -> str:
     return (
         "# Coverage\n\nMade by `python -m benchmarks.coverage`. Each model ran two training steps, watched with\n"
         '`capture="auto"`, beside two plain ones from the same seed: outputs, parameter gradients, which of them are\n'
-        "None, buffers and the random stream were equal bit for bit. *Front end* is the one that ran the second step;\n"
+        "None, buffers and the random stream were equal bit for bit. *Recorder* is what observed the second step;\n"
         "*measured* counts sites with a gradient; every other site has its reason under *blind spots*.\n\n"
         f"{versions}, CPU, train mode, random weights, small inputs. Failed: {len(failures)}.\n{failed}\n"
     )
@@ -95,9 +94,8 @@ def header(failures: list[str]) -> str:
 
 def section(title: str, rows: list[Row]) -> str:
     """A collection's table."""
-    symbolic = sum(row.front_end == "symbolic" for row in rows)
-    head = f"\n## {title}\n\n{len(rows)} models, {symbolic} of them symbolic in the second step.\n\n"
-    table = "| model | front end | measured | blind spots | why not symbolic |\n|---|---|---|---|---|\n"
+    head = f"\n## {title}\n\n{len(rows)} models.\n\n"
+    table = "| model | recorder | measured | blind spots | why that one |\n|---|---|---|---|---|\n"
     return head + table + "\n".join(map(line, rows)) + "\n"
 
 

@@ -92,6 +92,16 @@ class Paused(Watched):
         return Seen(told="nothing (switched off)", more=self.last.more)
 
 
+class Traced(Watched):
+    """The graph module of ``fxgrad.instrument``."""
+
+    def attach(self) -> None:
+        """Trace the model and put probes into its graph."""
+        kernels.spent = BREAK_EVEN
+        made = _asked(lambda: fxgrad.instrument(self.built.model, **self.options), "instrument(model)")
+        self.watch = self.model = made
+
+
 class CompiledFunction(Runner):
     """``torch.compile`` of the model that the function engine instrumented."""
 
@@ -131,7 +141,8 @@ OURS = (
     _watched("full", "watch, `full`", statistics="full"),
     _watched("norm_edge", "watch, `norm`, edge sites", statistics="norm", sites="edge"),
     _watched("full_edge", "watch, `full`, edge sites", statistics="full", sites="edge"),
-    _watched("norm_eager", "watch, `norm`, eager front end", statistics="norm", capture="eager"),
+    Configuration("graph_norm", "graph module, `norm`", partial(Traced, statistics="norm"), "ours"),
+    Configuration("graph_full", "graph module, `full`", partial(Traced, statistics="full"), "ours"),
     _watched("norm_every_10", "watch, `norm`, every 10", steps=10, statistics="norm", every=10),
     _watched("full_every_10", "watch, `full`, every 10", steps=10, statistics="full", every=10),
     Configuration("off", "watch, switched off", partial(Paused, statistics="norm"), "ours"),

@@ -190,8 +190,7 @@ def _other(result: dict[str, Any]) -> str:
         lines.append(
             f"- ResNet-50: `torch.fx.symbolic_trace` {found['symbolic_trace_ms']} ms, `fxgrad.instrument` "
             f"{found['instrument_ms']} ms. Forward passes of a 1x3x64x64 input: plain {found['first_steps_ms'][0]} ms, "
-            f"then watched {', '.join(map(str, found['first_steps_ms'][1:]))} ms (the first runs the model's own "
-            "Python, the second traces and compares).\n"
+            f"then watched {', '.join(map(str, found['first_steps_ms'][1:]))} ms.\n"
         )
     if found := result.get("imports"):
         lines.append(

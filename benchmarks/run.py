@@ -120,7 +120,7 @@ def _on_cuda(case: Case, configuration: Configuration) -> bool:
         return configuration.name in _CUDA_PEERS and case.name in ("resnet50", "gpt2")
     if configuration.compiled:
         return case.name in ("resnet50", "gpt2") and configuration.name == "compiled"
-    if configuration.name in ("norm_eager", "full_every_10"):
+    if configuration.name in ("graph_norm", "graph_full", "full_every_10"):
         return False
     return case.large or configuration.name in ("norm", "full", "aa")
 

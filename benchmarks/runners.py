@@ -30,7 +30,7 @@ class Seen:
         activations: activations whose gradient was measured (derived ones included).
         parameters: parameters whose gradient was measured.
         told: what is told of a gradient, in words.
-        derived: activations measured through another site's probe.
+        derived: activations that are the very tensor of another one, whose hook serves both.
         edges: parts of gradients by consumer.
         blind: activations without a measured gradient, by reason; None for tools that don't say.
         front_end: of ours, which one ran.

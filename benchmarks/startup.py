@@ -53,7 +53,8 @@ def _load(before: str) -> tuple[float, float]:
 def capture(runs: int) -> dict[str, Any]:
     """Time of ``fxgrad.instrument`` on ResNet-50 to that of ``torch.fx.symbolic_trace``, in turn.
 
-    Verification is no part of it: it happens in the first steps, which ``auto`` runs under the eager front end.
+    The comparison with the model's own run is no part of it: that is the first step.  Nor is the code of the graph,
+    which is generated when it is first run or printed.
     """
     import torchvision
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from fxgrad.compilable import Compilable
 
 Capture = Literal["auto", "symbolic", "eager", "dynamo"]
+InPlace = Literal["auto", "eager"]
 
 
 def gradient_flow(  # noqa: PLR0913  # the public signature of the design
@@ -51,8 +53,9 @@ def gradient_flow(  # noqa: PLR0913  # the public signature of the design
         loss: takes what the model returns and gives a scalar.  None: a scalar output is the loss; an output with
             ``.loss`` gives it; otherwise a seeded random direction of norm 1 over all floating outputs (see
             ``flow.event.loss``).
-        capture: front end; ``"auto"`` runs the model once, under ``eager``; ``"dynamo"`` runs it in the graphs that
-            ``torch.compile`` makes, at level ``norm``.
+        capture: front end; ``"auto"`` and ``"eager"`` run the model's own Python, once; ``"symbolic"`` traces it with
+            torch.fx, Python state baked in, and runs the graph as ``instrument`` does; ``"dynamo"`` runs it in the
+            graphs that ``torch.compile`` makes, at level ``norm``.
         statistics: ``"full"``, ``"norm"`` or ``"histogram"``.
         sites: ``"node"``, the total gradient of each value; ``"edge"``, also the part that each consumer of a value
             sends back (in ``flow.edges``).  None: ``"edge"``, but ``"node"`` with ``capture="dynamo"``.
@@ -92,7 +95,7 @@ def _measured(
     with preserved(model, leaves), _paused(outer), torch.enable_grad():
         if options.capture == "dynamo":
             return _by_dynamo(model, positional, named, loss)
-        watch = Watch(model, options, one_shot=True)
+        watch = Watch(model, dataclasses.replace(options, one_shot=True), one_shot=True)
         try:
             with naming_the_cut(lambda: watch.engine.plan):
                 scalar, words = _run(model, positional, named, loss)
@@ -106,12 +109,14 @@ def _measured(
 
 def watch(  # noqa: PLR0913  # the public signature of the design
     model: nn.Module, *, every: int = 1, statistics: Level = "norm", sites: SiteKind = "node",
-    capture: Capture = "auto", forward: bool = False, channels: bool = False,
+    capture: InPlace = "auto", forward: bool = False, channels: bool = False,
     optimizer: Optimizer | Sequence[Optimizer] | None = None,
     scaler: GradScaler | None = None, limits: Mapping[str, float] | None = None,
-    on_finding: Callable[[Finding], Any] | None = None,
+    on_finding: Callable[[Finding], Any] | None = None, native: bool = True,
 ) -> Watch:  # fmt: skip
     """Observe the gradients of ``model`` in place, while the training loop stays as it is.
+
+    The model's own Python runs in every step, once; nothing takes its place.
 
     Args:
         model: any module that runs Python; the optimizer, ``state_dict`` and hooks are not touched.
@@ -119,8 +124,7 @@ def watch(  # noqa: PLR0913  # the public signature of the design
         statistics: ``"norm"`` (one reduction a site), ``"full"`` or ``"histogram"``.
         sites: ``"node"``, the total gradient of each value; ``"edge"``, also the part that each consumer of a value
             sends back (in ``flow.edges``).
-        capture: ``"auto"`` observes the first step under ``eager`` and then runs the symbolic graph where that
-            agrees with what eager recorded; ``"eager"`` or ``"symbolic"`` to insist.
+        capture: ``"auto"`` picks the recorder; ``"eager"`` insists on the one in Python.
         forward: whether the values themselves are measured too, in the forward pass: ``site.value``,
             ``site.activity``, ``parameter.value``, ``flow.buffers``.
         channels: with ``forward``, also the gradient of what convolutions, linear and matmul-like nodes returned, unit
@@ -135,6 +139,8 @@ def watch(  # noqa: PLR0913  # the public signature of the design
             once; see ``alarms`` of the watch.
         on_finding: called with each alarm, and with what ``diagnose()`` of the watch finds for the first time.  None:
             an alarm is a ``fxgrad.FindingWarning``.  What it raises, ``backward()`` raises when it is done.
+        native: whether the native recorder, which makes watching cheap, may be used, and built in the background once
+            the watch has run for some seconds (see ``docs/native.md``).  False: the Python recorder, always.
 
     Returns:
         A handle and context manager with ``flow()``, ``history`` and ``remove()``.
@@ -142,18 +148,13 @@ def watch(  # noqa: PLR0913  # the public signature of the design
     Raises:
         WatchError: not a module, compiled, scripted or already watched.
         OptionError: an option has an unknown value.
-        CaptureError: ``symbolic`` was asked for and the model cannot be traced (raised by the model's first call).
     """
     _check_options(capture, statistics, sites, forward, channels)
-    if capture == "dynamo":
-        message = (
-            "capture='dynamo' watches no model in place: use torch.compile(model, backend='fxgrad') and "
-            "fxgrad.flow_of(model), or capture='auto'"
-        )
-        raise OptionError(message)
+    _only_in_place(capture, "watches")
     _check_every(every)
     around = Around.of(statistics, optimizer=optimizer, scaler=scaler, limits=limits, on_finding=on_finding)
-    return Watch(model, Options(statistics, capture, sites, forward, channels), every=every, around=around)
+    options = Options(statistics, capture, sites, forward, channels, native)
+    return Watch(model, options, every=every, around=around)
 
 
 def instrument(  # noqa: PLR0913  # the public signature of the design
@@ -162,6 +163,15 @@ def instrument(  # noqa: PLR0913  # the public signature of the design
 ) -> Instrumented | Compilable:  # fmt: skip
     """The pass as a module: an ``fx.GraphModule`` with a probe behind every value, sharing the model's parameters.
 
+    It has the semantics of torch.fx: **Python state is baked in**.  Numbers, flags, entries of dictionaries, globals
+    and branches are what they were when the model was traced, and a later change of them has no effect; parameters,
+    buffers and leaf modules are the model's own.  Train and eval each have a graph, and arguments of another structure,
+    autocast and swapped modules are traced anew.  What a trace would lose (control flow on values, custom autograd
+    functions, checkpointing, hooks on inlined modules, attributes and buffers bound in forward) is refused.
+
+    With ``engine="hook"`` the graph is what runs: edit ``gm.graph``, call ``gm.recompile()``, print ``gm.code``.  A
+    graph that was edited is no longer compared with the model.  ``fxgrad.watch`` runs the model's own Python instead.
+
     Args:
         model: a module that torch.fx can trace faithfully.
         engine: ``"hook"``, tensor hooks; ``"function"``, an ``autograd.Function`` at each site, for
@@ -169,7 +179,8 @@ def instrument(  # noqa: PLR0913  # the public signature of the design
         sites: ``"node"``, the total gradient of each value; ``"edge"``, also the part that each consumer of a value
             sends back (in ``flow.edges``).
         statistics: ``"norm"``, ``"full"`` or ``"histogram"``.
-        capture: ``"auto"`` checks the graph against the model's own run at the first call, ``"symbolic"`` trusts it.
+        capture: ``"auto"``: the first observed call of each kind runs the model's own Python, and the graph is compared
+            with what it did; ``"symbolic"``: the graph is trusted.
         forward: whether the values themselves are measured too, in the forward pass: ``site.value``,
             ``site.activity``, ``parameter.value``, ``flow.buffers``.  With ``engine="hook"`` only.
 
@@ -178,6 +189,7 @@ def instrument(  # noqa: PLR0913  # the public signature of the design
 
     Raises:
         CaptureError: the model cannot be traced faithfully; the message says why.  ``fxgrad.watch`` takes any model.
+            Raised by the first call where the graph differs from the model's own run.
         WatchError: not a module, compiled, scripted or watched already.
         OptionError: an option has an unknown value.
     """
@@ -197,7 +209,7 @@ def instrument(  # noqa: PLR0913  # the public signature of the design
 
 
 def rewrite(
-    model: nn.Module, rules: Rule | Sequence[Rule], *, capture: Capture = "auto",
+    model: nn.Module, rules: Rule | Sequence[Rule], *, capture: InPlace = "auto",
     audit: Literal["count", "full"] = "count",
 ) -> Rewrite:  # fmt: skip
     """Rewrite the gradients of ``model`` by rule, in place, in every training step.
@@ -219,9 +231,7 @@ def rewrite(
         OptionError: an option has an unknown value.
     """
     _check_options(capture, "norm", "node")
-    if capture == "dynamo":
-        message = "capture='dynamo' rewrites no model in place; rules act under 'auto', 'symbolic' or 'eager'"
-        raise OptionError(message)
+    _only_in_place(capture, "rewrites")
     if audit not in ("count", "full"):
         message = f"audit={audit!r} is not known; it is one of 'count', 'full'"
         raise OptionError(message)
@@ -250,6 +260,23 @@ def _check_options(
             raise OptionError(message)
     if channels and not forward:
         message = "channels=True needs forward=True: what makes the units is found in the forward pass"
+        raise OptionError(message)
+
+
+def _only_in_place(capture: str, what: str) -> None:
+    """A watch or rewrite runs the model's own Python, never a graph."""
+    if capture == "symbolic":
+        message = (
+            f"capture='symbolic' {what} no model in place, since a trace has Python state baked in: "
+            "use fxgrad.instrument(model) for a graph module, fxgrad.gradient_flow(model, args, capture='symbolic') "
+            "for one step, or capture='auto'"
+        )
+        raise OptionError(message)
+    if capture == "dynamo":
+        message = (
+            f"capture='dynamo' {what} no model in place: use torch.compile(model, backend='fxgrad') and "
+            "fxgrad.flow_of(model), or capture='auto'"
+        )
         raise OptionError(message)
 
 

@@ -14,12 +14,13 @@ from torch import Tensor, fx, nn
 
 from fxgrad.assembly import assemble
 from fxgrad.capture.agreement import DisagreementError, agree, node_word
+from fxgrad.capture.calls import positional_names
 from fxgrad.capture.captured import Plan
 from fxgrad.capture.eager import Session
 from fxgrad.capture.learning import LearningRun
 from fxgrad.capture.modules import ModuleMap
 from fxgrad.capture.symbolic import Trace, refusal
-from fxgrad.engine import ParameterHooks, positional_names
+from fxgrad.engine import ParameterHooks
 from fxgrad.errors import CaptureError, NoFlowError
 from fxgrad.fake import FakeModel, fake_like, like
 from fxgrad.instrumentation.functionalise import decide, watch_run
@@ -101,7 +102,7 @@ class Capturer:
         return made
 
     def _make(self, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ready:
-        made = faithful_trace(self.modules, self.model.forward, args, kwargs, self.names, checked=self.checks)
+        made = faithful_trace(self.modules, self.model.forward, args, kwargs, checked=self.checks)
         with random_streams():
             fake = FakeModel(self.model)
             if self.checks:
@@ -129,8 +130,7 @@ class Capturer:
         recording = Recording(None, 0, 0)
         run = LearningRun(ModuleMap(fake.model), recording, _no_hook, None)
         given, named = fake.arguments((args, kwargs))
-        graph = (made.graph, made.spans, made.rebuild)
-        _, numbers = self._without_data(fake, lambda: run.run_graph(*graph, given, named, self.names))
+        _, numbers = self._without_data(fake, lambda: run.run_graph(made, given, named, self.names))
         return recording.plan, numbers
 
     def _without_data(self, fake: FakeModel, call: Callable[[], Any]) -> Any:
@@ -144,9 +144,7 @@ class Capturer:
             )
             raise CaptureError(message) from error
 
-    def _insert(
-        self, fake: FakeModel, made: Trace, plan: Plan, numbers: dict[fx.Node, int], given: Any
-    ) -> Inserted:
+    def _insert(self, fake: FakeModel, made: Trace, plan: Plan, numbers: dict[fx.Node, int], given: Any) -> Inserted:
         graph = made.graph
         values = [tensor for _, tensor in tensors_in(fake.arguments(given))]
         facts = self._without_data(fake, lambda: watch_run(graph, fake.model, values))
@@ -173,8 +171,7 @@ class Capturer:
         learning = LearningRun(ModuleMap(fake.model), recording, _no_hook, None)
         _, values = fake_like(run.args, fake.mode)
         with random_streams(), fake.running():
-            traced = run.ready.trace
-            learning.run_graph(traced.graph, traced.spans, traced.rebuild, tuple(values), {}, self.names)
+            learning.run_graph(run.ready.trace, tuple(values), {}, self.names)
         made: Plan = recording.plan
         shapes = [tuple(shape) for shape in recording.shapes]
         if len(made.sites) != len(plan.sites):
@@ -196,9 +193,8 @@ class Compilable(fx.GraphModule):
     """A model with function probes, made for ``torch.compile(..., fullgraph=True)``; it runs without a compiler too.
 
     Parameters, buffers and submodules are the model's own objects.  The first call with arguments of one structure
-    traces the model; calls go through the guards of the trace.  Each call brings a small leaf tensor of its own, whose
-    gradient is the statistics, so that events are never added up; it is no parameter, no buffer, and nothing that an
-    optimizer could see.
+    traces the model, with Python state baked in.  Each call brings a small leaf tensor, whose gradient is the
+    statistics, so that events are never added up; it is no parameter, no buffer, and nothing that an optimizer sees.
     """
 
     _observer: _Observer
@@ -217,7 +213,7 @@ class Compilable(fx.GraphModule):
     # ---- the call --------------------------------------------------------------------------------------------
 
     def recompile(self) -> Any:
-        """Regenerate the code of the graph, which is for reading; calls go through the guards."""
+        """Regenerate the code of the graph, which is for reading."""
         code = super().recompile()
         kind: Any = type(self)
         kind.forward = _forward

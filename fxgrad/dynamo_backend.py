@@ -20,10 +20,10 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from fxgrad.assembly import assemble
 from fxgrad.capture.agreement import node_word
+from fxgrad.capture.calls import positional_names
 from fxgrad.capture.dynamo import Fragment, fragment, join
 from fxgrad.capture.modules import ModuleMap
 from fxgrad.compilable import explained
-from fxgrad.engine import positional_names
 from fxgrad.errors import CaptureError, NoFlowError, OptionError
 from fxgrad.fake import fake_like, like
 from fxgrad.instrumentation.function import copied, fresh
@@ -237,8 +237,10 @@ class Observer:
         recording.not_required = {n for n, s in enumerate(joined.plan.sites) if not s.output.requires_grad}
         inner = self.inner if isinstance(self.inner, str) else getattr(self.inner, "__name__", "a function")
         reason = f"compiled by dynamo into {len(runs)} graph(s), run by {inner}"
-        recording.report = CaptureReport("dynamo", reason, type(root).__name__, root.training, torch.__version__,
-                                         tuple(("dynamo", why) for why in self.unobserved))  # fmt: skip
+        recording.report = CaptureReport(
+            "dynamo", reason, type(root).__name__, root.training, torch.__version__,
+            tuple(("dynamo", why) for why in self.unobserved), recorder="slots",
+        )  # fmt: skip
         hooked = {id(p): self._hooked[p] if p in self._hooked else -1 for _, p in modules.parameters}  # noqa: SIM401  # untyped
         unseen = itertools.count(len(self._hooked))
         recording.parameters = [

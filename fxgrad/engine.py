@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import itertools
 import weakref
 from collections.abc import Callable, Mapping
@@ -12,14 +11,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from fxgrad.assembly import assemble
-from fxgrad.parameters import ParameterHooks
-from fxgrad.courses import Observer, input_tensors
+from fxgrad.capture.calls import positional_names
 from fxgrad.capture.captured import Plan
 from fxgrad.capture.eager import Session
 from fxgrad.capture.modules import ModuleMap
+from fxgrad.courses import input_tensors
 from fxgrad.errors import NoFlowError
 from fxgrad.forward import accumulating, begin
 from fxgrad.instrumentation.edges import EdgeNotes, hook_edges
@@ -27,16 +25,17 @@ from fxgrad.instrumentation.leaves import LeafHook
 from fxgrad.instrumentation.probe import put
 from fxgrad.instrumentation.recording import Recording
 from fxgrad.leaves import LeafHooks
+from fxgrad.parameters import ParameterHooks
 from fxgrad.record.aside import Aside
 from fxgrad.record.recorder import Kept, Recorder
 from fxgrad.record.values import ValueRecorder
+from fxgrad.recorders import Recorders
 from fxgrad.rewriting.apply import MARK, NodeRules, rules_of
 from fxgrad.rewriting.tally import Windows
 from fxgrad.schema import CaptureReport, FrontEnd, GradientFlow, Level, SiteKind, Statistics
-from fxgrad.torch_private import forget_empty_hooks, functorch_active
+from fxgrad.torch_private import functorch_active
 from fxgrad.training import Training
 
-NO_NATIVE = "the model's own Python ran under the Python recorder: there is no native observer yet"
 # Norms that a float32 sum of squares holds with room to spare (1e-23 ** 2 is 0, 1.9e19 ** 2 is Inf).
 _TELLABLE = (1e-15, 1e15)
 
@@ -51,6 +50,8 @@ class Options:
         sites: ``"edge"`` to measure the part of each consumer of a value as well.
         forward: whether the values themselves are measured, in the forward pass.
         channels: whether gradients of what convolutions and linear ops return are measured unit by unit as well.
+        native: whether the native recorder may be used, and had built.
+        one_shot: for a single call.
     """
 
     level: Level = "norm"
@@ -58,9 +59,8 @@ class Options:
     sites: SiteKind = "node"
     forward: bool = False
     channels: bool = False
-
-
-EXTENSION = None
+    native: bool = True
+    one_shot: bool = False
 
 
 class Engine:
@@ -89,10 +89,7 @@ class Engine:
         self.leaves = LeafHooks(LeafHook)
         self.training: Training | None = None
         self._windows = Windows()
-        self._native: Observer | None = None
-        if EXTENSION is not None and options.capture == "auto":
-            self._native = Observer(EXTENSION, self.modules, options.level, edges=options.sites == "edge")
-            self.parameters.use(EXTENSION, options.level)
+        self._recorders = Recorders(self.modules, self.parameters, options)
 
     @property
     def plan(self) -> Plan | None:
@@ -126,35 +123,20 @@ class Engine:
 
     def _record(self, recording: Recording, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the forward under the recorder for this call, which sets ``recording.plan`` and ``recording.report``."""
-        observer, reason = self._observer(recording)
+        observer, reason = self._recorders.choose(recording)
         if observer is None:
             return self._run_python(recording, args, kwargs, reason)
         inputs = input_tensors(args, kwargs, self._names)
         kind = observer.kind_of(inputs)
         learning = observer.reason_to_learn(kind)
-        if learning is None:
-            result = observer.follow(recording, lambda: self.forward(*args, **kwargs), inputs)
-            self._previous = recording.plan
-            recording.report = self._report("eager", "native", reason)
-            return result
-
-        def look_on(session: Callable[..., Session]) -> Any:
-            return self._run_python(recording, args, kwargs, learning, session)
-
-        return observer.learn(recording, look_on, kind, inputs)
-
-    def _observer(self, recording: Recording) -> tuple[Observer | None, str]:
-        """The native observer for this call, or why the Python recorder does it."""
-        native = self._native
-        if native is None:
-            return None, NO_NATIVE
-        if native.refused is not None:
-            return None, native.refused
-        if recording.rewriting is not None:
-            return None, "rewrite rules act where Python hooks are"
-        if recording.values is not None:
-            return None, "the values themselves are measured as well"
-        return native, "the operators are those of a known course"
+        if learning is not None:
+            return observer.learn(
+                recording, lambda session: self._run_python(recording, args, kwargs, learning, session), kind, inputs
+            )
+        result = observer.follow(recording, lambda: self.forward(*args, **kwargs), inputs)
+        self._previous = recording.plan
+        recording.report = self._report("eager", "native", reason)
+        return result
 
     def _run_python(
         self, recording: Recording, args: tuple[Any, ...], kwargs: dict[str, Any], reason: str,
@@ -283,13 +265,3 @@ def _escalate(marked: set[int], found: Mapping[int, Statistics | None]) -> None:
                 marked.add(number)
         elif number in marked and _TELLABLE[0] < statistics.l2_norm < _TELLABLE[1]:
             marked.discard(number)
-
-
-def positional_names(forward: Callable[..., Any]) -> list[str]:
-    """Names of the parameters of ``forward`` that can be given by position."""
-    try:
-        signature = inspect.signature(forward)
-    except (TypeError, ValueError):  # a builtin or scripted forward has none; its arguments are args[0], args[1] ...
-        return []
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return [name for name, parameter in signature.parameters.items() if parameter.kind in kinds]

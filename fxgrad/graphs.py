@@ -1,7 +1,7 @@
 """The engine of a graph module: one instrumented graph for each kind of call, learned at its first run and then run.
 
-Python state is baked into a graph, as with torch.fx.  What is known to matter makes a graph of its own: the structure of
-the arguments, train or eval of each module, autocast; so does a module, parameter or buffer that was swapped.
+Python state is baked into a graph, as with torch.fx.  What is known to matter makes a graph of its own: the structure
+of the arguments, train or eval of each module, autocast; so does a module, parameter or buffer that was swapped.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from fxgrad.capture.learning import LearningRun
 from fxgrad.capture.proxies import around
 from fxgrad.capture.symbolic import Span, refusal
 from fxgrad.engine import Engine, Options
-from fxgrad.errors import CaptureError
 from fxgrad.instrumentation.edges import EdgeNotes
 from fxgrad.instrumentation.insert import compiled, insert_probes
 from fxgrad.instrumentation.probe import current, probe, put
@@ -148,7 +147,7 @@ class GraphEngine(Engine):
             self.add(kind)
 
     def _traced(self, key: Any, modes: Mapping[str, bool], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Kind:
-        made = faithful_trace(self.modules, self.forward, args, kwargs, self._names, checked=self.checks)
+        made = faithful_trace(self.modules, self.forward, args, kwargs, checked=self.checks)
         nodes = [node for node in made.graph.nodes if may_return_tensor(node)]
         graph = insert_probes(made.graph, {node: number for number, node in enumerate(nodes)})
         return Kind(key, modes, (stand_ins(args), stand_ins(kwargs)), graph, made.spans, made.rebuild)
@@ -199,13 +198,16 @@ class GraphEngine(Engine):
             current.recording = outer
 
     def _run(self, kind: Kind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        module = self.holder()
+        if kind.function is None and module is not None:
+            module.generate()  # what it shows is what runs
         if kind.function is None:
             kind.function = compiled(kind.graph)
         outer, around.grad = around.grad, torch.is_grad_enabled()
         try:
             with torch.set_grad_enabled(around.grad):  # gives the mode back, whatever the switches and errors do
-                module = self.holder() or self.model
-                return kind.rebuild(kind.function(module, *(tensor for _, tensor in tensors_in((args, kwargs)))))
+                root = self.model if module is None else module
+                return kind.rebuild(kind.function(root, *(tensor for _, tensor in tensors_in((args, kwargs)))))
         finally:
             around.grad = outer
 
@@ -214,7 +216,7 @@ class GraphEngine(Engine):
         run = LearningRun(self.modules, recording, put, None)
         run.unprobed = kind.nodes_without_probe()
         with torch.set_grad_enabled(True):
-            result, numbers = run.run_graph(kind.graph, kind.spans, kind.rebuild, args, kwargs, self._names)
+            result, numbers = run.run_graph(kind, args, kwargs, self._names)
         kind.learned(recording.plan, numbers)
         recording.unprobed = kind.unprobed
         self._previous = recording.plan
@@ -233,8 +235,7 @@ class GraphEngine(Engine):
         try:
             numbers = agree(kind.graph, recording.plan)
         except DisagreementError as error:
-            words = f"{refusal(self.model, [str(error)])}. {BAKED} fxgrad.watch takes any model"
-            raise CaptureError(words) from error
+            raise refusal(self.model, [str(error)]) from error
         kind.checked = True
         kind.learned(recording.plan, numbers)
         return result
@@ -258,15 +259,14 @@ class GraphEngine(Engine):
                 module.show(kind)
 
 
-BAKED = "A graph module keeps Python state as it was when it was traced (numbers, flags, globals, branches);"
-
-
 def _reason(kind: Kind, capture: str) -> str:
     if kind.edited:
         return "a graph module was asked for, and its graph was edited"
     if capture == "symbolic":
         return "asked for"
-    return "a graph module was asked for; its graph made the same calls, with the same constants, as the model's own run"
+    return (
+        "a graph module was asked for; its graph made the same calls, with the same constants, as the model's own run"
+    )
 
 
 def _nobody() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -44,6 +46,8 @@ class Instrumented(fx.GraphModule):
             self.__dict__[name] = model.__dict__[name]
         self.__dict__["training"] = model.training
         self.__dict__["_options"] = options
+        self.__dict__["_generating"] = False
+        self.__dict__["_forward"] = type(self).forward = _with_the_face_of(model.forward)
         self.__dict__["_engine"] = engine = GraphEngine(model, model.forward, options)
         engine.held_by(self)
         engine.show(example_of(model), {})
@@ -54,22 +58,39 @@ class Instrumented(fx.GraphModule):
         """Generate the code of the graph; from now on calls of the kind that is shown run it, observed."""
         code = super().recompile()
         kind: Any = type(self)
-        generated, kind.forward = kind.forward, _OBSERVED
+        generated, kind.forward = kind.forward, self.__dict__.get("_forward", _OBSERVED)
         engine: GraphEngine | None = self.__dict__.get("_engine")
         if engine is not None and engine.shown is not None:
-            shown = engine.shown
-            if shown.function is None and shown.graph is self._graph:  # our own graph, shown for the first time
-                shown.function, shown.code = generated, self._code
+            if self.__dict__["_generating"]:
+                engine.shown.function, engine.shown.code = generated, self._code
             else:
                 engine.edited(self._graph, generated, self._code)
         return code
 
     def show(self, kind: Kind) -> None:
-        """Make ``graph`` and ``code`` those of ``kind``."""
-        if kind.function is None:
-            self.graph = kind.graph
-        else:
-            show_graph(self, kind.graph, kind.code)
+        """Make ``graph`` and ``code`` those of ``kind``, whose code is generated when it is wanted."""
+        show_graph(self, kind.graph, kind.code)
+
+    def generate(self) -> None:
+        """Generate the code of the graph that is shown, if that was not done yet."""
+        shown = self._engine.shown
+        if shown is not None and shown.function is None:
+            self.__dict__["_generating"] = True
+            try:
+                self.graph = shown.graph
+            finally:
+                self.__dict__["_generating"] = False
+
+    @property
+    def code(self) -> str:
+        """The Python code of the graph."""
+        self.generate()
+        return super().code
+
+    def __str__(self) -> str:
+        """The modules and the code."""
+        self.generate()
+        return super().__str__()
 
     def train(self, mode: bool = True) -> Instrumented:  # noqa: FBT001, FBT002  # nn.Module's own signature
         """Set training mode, on the model too; ``graph`` is then the one for that mode."""
@@ -98,7 +119,7 @@ class Instrumented(fx.GraphModule):
     def _apply(self, *args: Any, **kwargs: Any) -> Any:
         """Move or cast, as ``to`` and ``double`` do."""
         self._engine.forget_plans()
-        return super()._apply(*args, **kwargs)
+        return super()._apply(*args, **kwargs)  # type: ignore[no-untyped-call]
 
     # ---- reading ---------------------------------------------------------------------------------------------
 
@@ -146,7 +167,7 @@ class Instrumented(fx.GraphModule):
         return self.__reduce__()
 
 
-def _made(model: nn.Module, options: Options, edits: Sequence[Packed]) -> Any:
+def _made(model: nn.Module, options: Options, edits: Sequence[Packed]) -> Instrumented:
     """The graph module of ``model`` with these edits."""
     module = Instrumented(model, options)
     engine = module._engine  # noqa: SLF001  # our own
@@ -158,10 +179,8 @@ def _made(model: nn.Module, options: Options, edits: Sequence[Packed]) -> Any:
 
 
 def _show_if_traceable(engine: GraphEngine, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    try:
+    with contextlib.suppress(CaptureError):  # said by the next call, if there is one in this mode
         engine.show(args, kwargs)
-    except CaptureError:  # said by the next call, if there is one in this mode
-        pass
 
 
 @torch.compiler.disable(recursive=True)  # type: ignore[no-untyped-call, untyped-decorator]
@@ -171,3 +190,16 @@ def _observed(self: Instrumented, *args: Any, **kwargs: Any) -> Any:
 
 
 _OBSERVED: Callable[..., Any] = _observed
+
+
+def _with_the_face_of(own: Callable[..., Any]) -> Callable[..., Any]:
+    """The forward, with the signature of the model's: libraries ask for it."""
+
+    def forward(self: Instrumented, *args: Any, **kwargs: Any) -> Any:
+        return _OBSERVED(self, *args, **kwargs)
+
+    itself = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+    signature = inspect.signature(own)
+    face: Any = forward
+    face.__signature__ = signature.replace(parameters=[itself, *signature.parameters.values()])
+    return forward

@@ -42,7 +42,7 @@ class Packed:
 
 def pack(kind: Kind) -> Packed:
     """What a copy needs of a graph."""
-    place = {node: At(number) for number, node in enumerate(kind.graph.nodes)}
+    place: dict[Any, Any] = {node: At(number) for number, node in enumerate(kind.graph.nodes)}
     nodes = tuple(
         (
             node.op, node.target, fx.node.map_arg(node.args, place.__getitem__),

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from operator import is_
 from typing import Any
 
 import torch
@@ -81,8 +82,18 @@ def _unique(tensors: Iterable[Tensor]) -> list[Tensor]:
 
 
 def _contents(attributes: dict[str, Any]) -> dict[str, Any]:
-    """Shallow copies of the containers among the attributes (hook registries among them)."""
-    return {name: value.copy() for name, value in attributes.items() if isinstance(value, _CONTAINERS)}
+    """Shallow copies of the containers among the attributes (hook registries among them); None for an empty one."""
+    return {
+        name: value.copy() if value else None for name, value in attributes.items() if isinstance(value, _CONTAINERS)
+    }
+
+
+def _untouched(module: nn.Module, attributes: dict[str, Any], contents: dict[str, Any]) -> bool:
+    """Whether nothing at all was bound or put in: the usual answer, which is to cost little."""
+    now = module.__dict__
+    if len(now) != len(attributes) or not all(map(is_, now.values(), attributes.values())):
+        return False
+    return all(_same(attributes[name], saved) for name, saved in contents.items())
 
 
 _Saved = list[tuple[str, nn.Module, dict[str, Any], dict[str, Any]]]
@@ -91,6 +102,8 @@ _Saved = list[tuple[str, nn.Module, dict[str, Any], dict[str, Any]]]
 def _written(modules: _Saved) -> list[Written]:
     found = []
     for path, module, attributes, contents in modules:
+        if _untouched(module, attributes, contents):
+            continue
         now = module.__dict__
         for name in dict.fromkeys((*attributes, *now)):
             old, new = attributes.get(name, _ABSENT), now.get(name, _ABSENT)
@@ -100,11 +113,12 @@ def _written(modules: _Saved) -> list[Written]:
             container = attributes[name]
             if _same(container, saved):
                 continue
-            if not isinstance(saved, dict):
+            if not isinstance(container, dict):
                 found.append(Written(f"the entries of {name!r} of {path}", None))
                 continue
-            for key in dict.fromkeys((*saved, *container)):
-                if container.get(key, _ABSENT) is not saved.get(key, _ABSENT):
+            before = saved or {}
+            for key in dict.fromkeys((*before, *container)):
+                if container.get(key, _ABSENT) is not before.get(key, _ABSENT):
                     where = f"{key!r} of {path}" if name in _REGISTRIES else f"entry {key!r} of {name!r} of {path}"
                     found.append(Written(where, container.get(key)))
     return found
@@ -112,6 +126,8 @@ def _written(modules: _Saved) -> list[Written]:
 
 def _restore_modules(modules: _Saved) -> None:
     for _, module, attributes, contents in modules:
+        if _untouched(module, attributes, contents):
+            continue
         for name in [name for name in module.__dict__ if name not in attributes]:
             del module.__dict__[name]
         module.__dict__.update(attributes)
@@ -119,25 +135,27 @@ def _restore_modules(modules: _Saved) -> None:
             container = attributes[name]
             if not _same(container, saved):
                 container.clear()
-                getattr(container, "extend" if isinstance(saved, (list, deque)) else "update")(saved)
+                if saved:
+                    getattr(container, "extend" if isinstance(saved, (list, deque)) else "update")(saved)
 
 
 def _same(container: Any, saved: Any) -> bool:
     """Same entries in the same order, by identity: entries may be tensors, whose == is no answer."""
+    if saved is None:
+        return not container
     if len(container) != len(saved):
         return False
     if isinstance(saved, dict):
-        pairs = zip(container.items(), saved.items(), strict=True)
-        return all(k1 is k2 and v1 is v2 for (k1, v1), (k2, v2) in pairs)
-    return isinstance(saved, set) or all(one is two for one, two in zip(container, saved, strict=True))
+        return all(map(is_, container, saved)) and all(map(is_, container.values(), saved.values()))
+    return isinstance(saved, set) or all(map(is_, container, saved))
 
 
 @contextmanager
 def random_streams() -> Iterator[Callable[[], bool]]:
     """Restore those random streams of torch (all devices in use), Python and NumPy that were drawn from.
 
-    Gives a function that says whether one of them was.  A stream that nothing was drawn from is not touched, since
-    another thread may draw from it.
+    Gives a function that says whether one of them was.  A stream that nobody drew from is not written to.  What another
+    thread draws in the meantime cannot be told from what the model draws.
     """
     streams = list(_streams())
     saved = [get() for get, _ in streams]
@@ -156,12 +174,16 @@ def _streams() -> Iterator[tuple[Callable[[], Any], Callable[[Any], Any]]]:
         for device in range(torch.cuda.device_count()):
             yield (
                 functools.partial(torch.cuda.get_rng_state, device),
-                lambda state, d=device: torch.cuda.set_rng_state(state, d),
+                functools.partial(_set_cuda, device),
             )
     yield random.getstate, random.setstate
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         yield numpy.random.get_state, numpy.random.set_state
+
+
+def _set_cuda(device: int, state: Tensor) -> None:
+    torch.cuda.set_rng_state(state, device)
 
 
 def _equal(one: Any, two: Any) -> bool:

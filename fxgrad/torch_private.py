@@ -299,3 +299,12 @@ def module_called_in(frame: types.FrameType) -> Any:
     """The module whose call ``frame`` is; None for any other frame."""
     return frame.f_locals.get("self") if frame.f_code is _MODULE_CALL else None
 
+
+
+def compiled_autograd_on() -> bool:
+    """Whether backward passes may be compiled (``torch._dynamo.compiled_autograd``), which takes Python hooks only.
+
+    Where the names are missing, such passes are not recorded by C++ hooks: their sites are told as not reached.
+    """
+    running = getattr(sys.modules.get("torch._dynamo.compiled_autograd"), "compiled_autograd_enabled", False)
+    return bool(running or getattr(sys.modules.get("torch._dynamo.config"), "compiled_autograd", False))

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from fxgrad.capture.agreement import node_word
+from fxgrad.capture.calls import positional_names
 from fxgrad.capture.modules import ModuleMap
 from fxgrad.capture.names import METADATA
 from fxgrad.capture.proxies import set_grad
@@ -104,8 +105,7 @@ def may_return_tensor(node: fx.Node) -> bool:
 
 
 def faithful_trace(
-    modules: ModuleMap, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], names: list[str],
-    *, checked: bool,
+    modules: ModuleMap, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], *, checked: bool
 ) -> Trace:  # fmt: skip
     """Trace a model, and give it and the random streams back as they were.
 
@@ -114,7 +114,6 @@ def faithful_trace(
         forward: the model's own.
         args: positional arguments.
         kwargs: keyword arguments.
-        names: of the parameters of ``forward`` that can be given by position.
         checked: whether the trace will be compared with the model's own run, which settles doubts.
 
     Raises:
@@ -124,7 +123,7 @@ def faithful_trace(
     if getattr(forward, "__func__", None) is not type(model).forward:
         raise refusal(model, ["its forward was replaced"])
     with modules_preserved(model) as written, random_streams() as drawn:
-        made = trace(modules, args, kwargs, names)
+        made = trace(modules, args, kwargs, positional_names(forward))
         changes = [f"forward writes into the model: {what}" for what in written() if not _in_place(what.value)]
         if drawn():
             changes.append("random numbers drawn in forward outside of torch's functions")

@@ -65,7 +65,7 @@ def flow(
             ParameterRecord("fc.bias", (4,), "float32", "cpu", False, None, reason="frozen"),
         ),
         blind_spots=spots,
-        capture=CaptureReport("eager", "asked for", "Net", True, "2.14.1", (("symbolic", "a branch on a value"),)),
+        capture=CaptureReport("eager", "asked for", "Net", True, "2.14.1", (("dynamo", "a branch on a value"),)),
         event=EventInfo(0, 0, "mse", level),  # type: ignore[arg-type]
         calls=calls,
     )

@@ -127,7 +127,7 @@ def test_every_truncation_is_damage() -> None:
 @pytest.mark.parametrize(
     ("path", "value", "said"),
     [
-        (["version"], 3, "newer than 2"),
+        (["version"], 4, "newer than 3"),
         (["version"], 1, "before the first release"),
         (["version"], "1", "version is '1'"),
         (["format"], "other", "is no flow"),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
-
 import pytest
 import torch
 from torch import nn
@@ -148,22 +146,6 @@ def test_autograd_nodes_are_counted() -> None:
     assert torch_private.sequence_number() > before
     x.detach()
     del kept
-
-
-@pytest.mark.parametrize("kept", [False, True])
-@pytest.mark.parametrize("as_view", [False, True])
-def test_who_holds_a_tensor_is_told(kept: bool, as_view: bool) -> None:
-    holder = []
-
-    def make() -> tuple[weakref.ref[torch.Tensor], torch.Tensor]:
-        value = torch.ones(4, requires_grad=True) * 2
-        if kept:
-            holder.append(value)
-        return weakref.ref(value), value.view(2, 2) if as_view else value + 1
-
-    ref, result = make()
-    assert torch_private.held_by_python(ref) == kept
-    assert result.requires_grad
 
 
 def test_fake_tensors_have_versions_views_and_autograd_without_data() -> None:

@@ -99,7 +99,7 @@ class _Comparison:
             elif isinstance(node.target, type):
                 self.env[node] = _Built((*node.args, *node.kwargs.values()))
             elif is_probe(node):
-                self.env[node] = self.env[node.args[0]]  # type: ignore[index]
+                self.env[node] = self.env[node.args[0]]
             elif node.target is not set_grad:
                 self._call(node)
         if self.next != len(self.calls):

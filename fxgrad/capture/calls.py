@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -28,6 +29,16 @@ def named_arguments(args: tuple[Any, ...], kwargs: dict[str, Any], names: list[s
         for index, value in enumerate(args)
     ]
     return listed + list(kwargs.items())
+
+
+def positional_names(forward: Callable[..., Any]) -> list[str]:
+    """Names of the parameters of ``forward`` that can be given by position."""
+    try:
+        signature = inspect.signature(forward)
+    except (TypeError, ValueError):  # a builtin or scripted forward has none; its arguments are args[0], args[1] ...
+        return []
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return [name for name, parameter in signature.parameters.items() if parameter.kind in kinds]
 
 
 def function_word(func: Callable[..., Any]) -> str:

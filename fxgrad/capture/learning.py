@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, fx
@@ -20,6 +20,14 @@ from fxgrad.capture.values import Values
 from fxgrad.structure import tensors_in
 
 
+class Traced(Protocol):
+    """A graph with the module calls in it, and what gives its results their container types."""
+
+    graph: fx.Graph
+    spans: list[Span]
+    rebuild: Rebuild
+
+
 class LearningRun(Session):
     """Runs a graph once with the eager front end's bookkeeping, so that both make the same plan.
 
@@ -30,10 +38,10 @@ class LearningRun(Session):
     unprobed: frozenset[fx.Node] = frozenset()
 
     def run_graph(
-        self, graph: fx.Graph, spans: Sequence[Span], rebuild: Rebuild,
-        args: tuple[Any, ...], kwargs: dict[str, Any], names: list[str],
-    ) -> tuple[Any, dict[fx.Node, int]]:  # fmt: skip
+        self, traced: Traced, args: tuple[Any, ...], kwargs: dict[str, Any], names: list[str]
+    ) -> tuple[Any, dict[fx.Node, int]]:
         """What the model returns, and which call of the plan each node is."""
+        graph, spans = traced.graph, traced.spans
         self._numbers: dict[fx.Node, int] = {}
         self._line: str | None = None
         self._node: fx.Node | None = None
@@ -44,7 +52,9 @@ class LearningRun(Session):
         nodes = list(graph.nodes)
         self._prepare(nodes, spans)
         left = Counter(used for node in nodes for used in node.all_input_nodes)
-        left.update(self._named[name] for span in spans for name in (*span.inputs, *span.outputs) if name in self._named)
+        left.update(
+            self._named[name] for span in spans for name in (*span.inputs, *span.outputs) if name in self._named
+        )
         result = None
         for index, node in enumerate(nodes):
             self._enter_spans(node, env)
@@ -52,7 +62,7 @@ class LearningRun(Session):
                 env[node] = next(values)
                 self._numbers[node] = index
             elif node.op == "output":
-                result = rebuild(_filled(node.args[0], env))
+                result = traced.rebuild(_filled(node.args[0], env))
             elif is_probe(node):
                 env[node] = env[node.args[0]]
             else:

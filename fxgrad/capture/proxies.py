@@ -22,15 +22,16 @@ _AUGMENTED = (
 _OPTIONAL = frozenset({"grad", "grad_fn", "_base"})  # may be None, which a proxy never is
 
 
+def _class_of(proxy: Any) -> type[FaithfulProxy]:
+    """The class; ``isinstance`` asks for it where its answer is no, as for ``isinstance(x, Tensor)``."""
+    proxy.tracer.asked_for_class(sys._getframe(1))  # noqa: SLF001  # who asks
+    return FaithfulProxy
+
+
 class FaithfulProxy(fx.Proxy):
     """A Proxy on which ``h += x`` and ``h[i] = x`` stay what they are."""
 
-    @property
-    def __class__(self) -> Any:
-        """The class; asked for by ``isinstance`` where the answer is no, as for ``isinstance(x, Tensor)``."""
-        frame = sys._getframe(1)  # noqa: SLF001  # who asks
-        object.__getattribute__(self, "tracer").asked_for_class(frame)
-        return FaithfulProxy
+    __class__ = property(_class_of)
 
     def __getattr__(self, name: str) -> Any:
         if name in _OPTIONAL:

@@ -65,6 +65,12 @@ class Trace:
     rebuild: Rebuild
 
 
+#: What users of a trace have to know.
+BAKED = (
+    "A graph has Python state baked in as it was when the model was traced (numbers, flags, globals, branches); "
+    "fxgrad.watch takes any model, and runs its own Python"
+)
+
 # torch.fx patches nn.Module while it traces; two traces at once would restore each other's patches.
 _ONE_AT_A_TIME = threading.RLock()
 
@@ -360,5 +366,5 @@ def trace(modules: ModuleMap, args: tuple[Any, ...], kwargs: dict[str, Any], nam
 def refusal(model: nn.Module, reasons: Iterable[str]) -> CaptureError:
     """The error for a model that cannot be traced."""
     return CaptureError(
-        f"{type(model).__name__} cannot be traced symbolically: {'; '.join(dict.fromkeys(reasons))}"
+        f"{type(model).__name__} cannot be traced symbolically: {'; '.join(dict.fromkeys(reasons))}. {BAKED}"
     )

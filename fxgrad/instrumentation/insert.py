@@ -14,6 +14,9 @@ from torch import fx
 
 from fxgrad.instrumentation.probe import probe
 
+#: Our facts on a probe itself; the spans are those of the node before it.
+_OWN = {"path": "", "type": "", "source": None, "grad_enabled": True}
+
 
 def insert_probes(graph: fx.Graph, numbers: Mapping[fx.Node, int]) -> fx.Graph:
     """A copy of ``graph`` with a probe behind each node in ``numbers``, which gives its number.
@@ -23,14 +26,18 @@ def insert_probes(graph: fx.Graph, numbers: Mapping[fx.Node, int]) -> fx.Graph:
     """
     _require(graph)
     result = fx.Graph()
-    copies: dict[fx.Node, fx.Node] = {}
-    returned = result.graph_copy(graph, val_map=copies)
-    result.output(returned)
+    now: dict[fx.Node, fx.Node] = {}  # by node, what its users take
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
-    others = [node for node in graph.nodes if node.op != "placeholder"]
-    for node in [*reversed(placeholders), *others]:  # all probes of placeholders go behind the last placeholder
-        if node in numbers:
-            _probe_behind(result, copies[node], numbers[node])
+    for node in placeholders:
+        now[node] = result.node_copy(node)
+    for node in placeholders:  # all probes of placeholders go behind the last placeholder
+        _probe_behind(result, node, now, numbers)
+    for node in graph.nodes:
+        if node.op == "output":
+            result.output(fx.node.map_arg(node.args[0], now.__getitem__))
+        elif node.op != "placeholder":
+            now[node] = result.node_copy(node, now.__getitem__)
+            _probe_behind(result, node, now, numbers)
     _ensure(result, len(numbers))
     result.lint()
     return result
@@ -45,19 +52,19 @@ def _require(graph: fx.Graph) -> None:
         raise ValueError(message)
 
 
-def _probe_behind(graph: fx.Graph, node: fx.Node, number: int) -> None:
-    changed = node.args[0] if node.target is operator.setitem else None  # returns nothing, changes its argument
-    # Placeholders come first in a graph; a probe behind one goes behind the last.
-    place = node
-    while place.op == "placeholder" and place.next.op == "placeholder":
-        place = place.next
-    node.meta["fxgrad"] = {**node.meta.get("fxgrad", {}), "probe": number}
-    with graph.inserting_after(place):
-        put = graph.call_function(probe, (node if changed is None else changed, number))
-    spans = node.meta["fxgrad"].get("spans", ())
-    put.meta["fxgrad"] = {"path": "", "type": "", "source": None, "grad_enabled": True, "spans": spans}
-    if changed is None:
-        node.replace_all_uses_with(put, delete_user_cb=lambda user: user is not put)
+def _probe_behind(graph: fx.Graph, node: fx.Node, now: dict[fx.Node, fx.Node], numbers: Mapping[fx.Node, int]) -> None:
+    number = numbers.get(node)
+    if number is None:
+        return
+    copy = now[node]
+    facts = copy.meta.get("fxgrad", {})
+    copy.meta["fxgrad"] = {**facts, "probe": number}
+    changes = node.target is operator.setitem  # returns nothing, changes its argument
+    value = copy.args[0] if changes else copy
+    put = graph.create_node("call_function", probe, (value, number), name=f"{copy.name}_probe")
+    put.meta["fxgrad"] = {**_OWN, "spans": facts.get("spans", ())}
+    if not changes:
+        now[node] = put
 
 
 def _ensure(graph: fx.Graph, expected: int) -> None:

@@ -112,7 +112,7 @@ class Recording:
         self.differentiated = True
 
     def follow(self, plan: Any, places: Mapping[int, int]) -> None:
-        """Take the probes of a graph whose calls are known from ``plan``; ``places``: by probe, the number of its call."""
+        """Take the probes of a graph whose calls are in ``plan``; ``places``: by probe, the number of its call."""
         self.plan = plan
         self.places = places
         self.shapes = [()] * len(plan.sites)

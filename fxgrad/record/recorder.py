@@ -18,12 +18,8 @@ from torch import Tensor
 
 from fxgrad.record.full import is_staged, write_any_norm, write_bins, write_full
 from fxgrad.record.hooks import FullHook, Hook, norm_of_float32, norm_of_half, write_fast
-<<<<<<< HEAD
-from fxgrad.record.kernels import kernels
-from fxgrad.record.native import SEVERAL, Written, settle
-=======
 from fxgrad.record.library import library
->>>>>>> kernels
+from fxgrad.record.native import SEVERAL, Written, settle
 from fxgrad.record.slots import BufferKey, Kind, Reading, Slots
 from fxgrad.record.staging import Batch, Page
 from fxgrad.record.statistics import accumulator, columns, dense, dottable, write_square

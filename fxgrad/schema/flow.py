@@ -27,7 +27,7 @@ class CaptureReport:
         reason: why that one, in words.
         asked: whether the forward asked for the value of a tensor (``if``, ``.item()``), so that it may go another way
             for another input.
-        refused: front ends that were tried and could not be used, each with its reason in words.
+        refused: what was tried and could not be used, each with its reason in words.
         model: class name of the model.
         training: the model's ``training`` flag during the measured forward.
         torch_version: version of torch that ran it.

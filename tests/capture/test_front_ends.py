@@ -9,16 +9,17 @@ import torch
 from torch import Tensor, nn
 
 import fxgrad
-from fxgrad.errors import CaptureError
+from fxgrad.errors import CaptureError, OptionError
 from tests import models, oracle
 from tests.runs import assert_same_run, plain_run
 
 
 def flow_of(case: models.Case, capture: Any) -> fxgrad.GradientFlow:
     model, args, kwargs = case.build()
-    with fxgrad.watch(model, capture=capture) as watch:
-        assert plain_run(model, args, kwargs, case.loss).error is None
-        return watch.flow()
+    torch.manual_seed(0)
+    return fxgrad.gradient_flow(
+        model, args, kwargs, loss=case.loss, capture=capture, statistics="norm", sites="node", forward=False
+    )
 
 
 @pytest.mark.filterwarnings("ignore")  # what the models themselves make torch warn of
@@ -66,11 +67,8 @@ def test_at_least_thirty_models_are_compared() -> None:
 @pytest.mark.parametrize("case", models.cases(models.EAGER_ONLY))
 def test_what_a_trace_would_lose_is_refused(case: models.Case) -> None:
     model, args, kwargs = case.build()
-    with (
-        fxgrad.watch(model, capture="symbolic"),
-        pytest.raises(CaptureError, match=r"cannot be traced symbolically: .+"),
-    ):
-        model(*args, **kwargs)
+    with pytest.raises(CaptureError, match=r"cannot be traced symbolically: .+"):
+        fxgrad.gradient_flow(model, args, kwargs, loss=case.loss, capture="symbolic")
 
 
 @pytest.mark.parametrize("capture", ["eager", "symbolic"])
@@ -122,17 +120,27 @@ def test_every_node_has_a_line_of_the_users_code() -> None:
         assert sources["fc"] == sources["/tanh"] == f"{__file__}:{first + 1}"
 
 
-def test_auto_says_which_front_end_ran_and_why() -> None:
-    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+def test_the_report_says_which_recorder_ran_and_why() -> None:
+    model, x = nn.Sequential(nn.Linear(2, 2), nn.ReLU()), torch.ones(1, 2)
     with fxgrad.watch(model) as watch:
-        reasons = []
         for _ in range(3):
-            model(torch.ones(1, 2)).sum().backward()
-            reasons.append((watch.flow().capture.front_end, watch.flow().capture.reason))
-    assert reasons[0][0] == "eager"
-    assert "first call" in reasons[0][1]
-    assert reasons[1][0] == reasons[2][0] == "symbolic"
-    assert "same 3 calls" in reasons[2][1]
+            model(x).sum().backward()
+            capture = watch.flow().capture
+            assert (capture.front_end, capture.recorder) == ("eager", "python")
+            assert "no native observer" in capture.reason
+    assert fxgrad.gradient_flow(model, x, capture="eager").capture.reason == "asked for"
+    module = fxgrad.instrument(model)
+    module(x).sum().backward()
+    assert module.flow().capture.front_end == "symbolic"
+    assert "same calls, with the same constants" in module.flow().capture.reason
+
+
+@pytest.mark.parametrize(
+    "act", [fxgrad.watch, lambda m, **o: fxgrad.rewrite(m, fxgrad.rules.scale(2.0, fxgrad.rules.nodes()), **o)]
+)
+def test_a_trace_never_runs_in_place_of_the_model(act: Any) -> None:
+    with pytest.raises(OptionError, match=r"fxgrad\.instrument.*fxgrad\.gradient_flow.*'symbolic'"):
+        act(nn.Linear(2, 2), capture="symbolic")
 
 
 def test_nothing_runs_twice() -> None:

@@ -294,19 +294,18 @@ class Collecting(nn.Module):
         return h
 
 
-@pytest.mark.parametrize("capture", ["auto", "symbolic"])
-def test_a_list_that_forward_fills(capture: Any) -> None:
+def test_a_list_that_forward_fills() -> None:
     model = Collecting()
-    with fxgrad.watch(model, capture=capture):
+    with fxgrad.watch(model):
         for _ in range(4):
             found: list[Tensor] = []
-            if capture == "symbolic":
-                with pytest.raises(CaptureError, match="list or dict that it was given"):
-                    model(torch.ones(2, 3), found)
-            else:
-                out = model(torch.ones(2, 3), found)
-                assert len(found) == 1
-                assert found[0] is out
+            out = model(torch.ones(2, 3), found)
+            assert len(found) == 1
+            assert found[0] is out
+    found = []
+    with pytest.raises(CaptureError, match="list or dict that it was given"):
+        fxgrad.gradient_flow(model, (torch.ones(2, 3), found), capture="symbolic")
+    assert found == []
 
 
 class Asking(nn.Module):
@@ -320,8 +319,10 @@ class Asking(nn.Module):
 
 def test_a_question_that_a_proxy_answers_wrongly_is_refused_where_nothing_checks_it() -> None:
     model = Asking()
-    with fxgrad.watch(model, capture="symbolic"), pytest.raises(CaptureError, match="whether a value is a tensor"):
-        model(torch.ones(2, 3))
+    with pytest.raises(CaptureError, match="whether a value is a tensor"):
+        fxgrad.gradient_flow(model, torch.ones(2, 3), capture="symbolic")
+    with pytest.raises(CaptureError, match="watch takes any model"):
+        fxgrad.instrument(model)(torch.ones(2, 3))
     follow(Asking)
 
 

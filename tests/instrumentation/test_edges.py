@@ -51,7 +51,7 @@ class Residual(nn.Module):
 
 
 @pytest.mark.parametrize("inplace", [False, True])
-@pytest.mark.parametrize("capture", ["eager", "auto", "symbolic"])
+@pytest.mark.parametrize("capture", ["auto", "eager"])
 def test_skip_and_branch_are_told_apart(capture: Any, inplace: bool) -> None:
     torch.manual_seed(0)
     model, x = Residual(inplace=inplace), torch.randn(3, 4)
@@ -393,4 +393,5 @@ def test_a_differentiated_backward_leaves_no_part_to_a_single_use() -> None:
         flow = watch.flow()
     (edge,) = [edge for edge in flow.edges if edge.producer == "/sigmoid"]
     assert not edge.measured
-    assert {spot.id: spot.reason for spot in flow.blind_spots}["/sigmoid"] == "statistic_failed"
+    assert flow.site("/sigmoid").measured
+    assert {spot.id: spot.reason for spot in flow.blind_spots if spot.consumer}["/sigmoid"] == "untraceable_use"

@@ -127,7 +127,7 @@ def test_a_pass_that_raised_is_forgotten() -> None:
     assert all(torch.equal(found[name], 2 * want[name]) for name in want)
 
 
-@pytest.mark.parametrize("capture", ["eager", "symbolic"])
+@pytest.mark.parametrize("capture", ["auto", "eager"])
 def test_as_the_gradient_arrives(capture: Any) -> None:
     model, x = make(Three), torch.randn(4, 1)
     want = grads(model, x)

@@ -48,7 +48,7 @@ def norm(gradient: Tensor) -> Any:
 
 @pytest.mark.parametrize("sites", ["node", "edge"])
 @pytest.mark.parametrize("level", ["norm", "full"])
-@pytest.mark.parametrize("capture", ["eager", "symbolic"])
+@pytest.mark.parametrize("capture", ["auto", "eager"])
 def test_an_edge_has_both_and_one_part_is_looked_at_by_hand(sites: Any, level: Any, capture: Any) -> None:
     model, x = make(Skip), torch.randn(3, 4)
     parts: list[Tensor] = []

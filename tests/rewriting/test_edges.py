@@ -16,7 +16,7 @@ from fxgrad.rules import edges, nodes
 from tests.rewriting.nets import grads, make
 from tests.rewriting.test_nodes import Checkpointed
 
-CAPTURES = ("auto", "eager", "symbolic")
+CAPTURES = ("auto", "eager")
 
 
 class Skip(nn.Module):

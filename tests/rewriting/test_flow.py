@@ -17,7 +17,7 @@ from fxgrad.rules import nodes, parameters
 from fxgrad.store import from_json
 from tests.rewriting.nets import Three, batch, grads, make, same, train
 
-CAPTURES = ("auto", "eager", "symbolic")
+CAPTURES = ("auto", "eager")
 
 
 def watched(capture: Any = "auto", level: Any = "full", steps: int = 3) -> fxgrad.GradientFlow:
@@ -50,7 +50,7 @@ def test_norms_before_and_after(capture: Any, level: Any) -> None:
             assert site.passed_on is site.rewritten.after
             assert watch.flow().site("fc1").rewritten is None
             assert len(watch.flow().sites) == 6
-    assert watch.flow().capture.front_end == ("eager" if capture == "eager" else "symbolic")
+    assert watch.flow().capture.front_end == "eager"
 
 
 def test_rules_that_do_not_run_yet_are_named() -> None:

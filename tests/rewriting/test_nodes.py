@@ -19,7 +19,7 @@ from fxgrad.errors import RuleError, WatchError
 from fxgrad.rules import nodes, outputs
 from tests.rewriting.nets import Cnn, Shared, Three, grads, make, same, train
 
-CAPTURES = ("auto", "eager", "symbolic")
+CAPTURES = ("auto", "eager")
 
 
 class Wide(nn.Module):

@@ -119,10 +119,10 @@ def check(seed: int, capture: str) -> bool:
 @pytest.mark.parametrize("block", range(4))
 def test_random_rules_at_random_edges(block: int) -> None:
     seeds = range(6 * block, 6 * block + 6)
-    assert sum(check(seed, ("auto", "eager", "symbolic")[seed % 3]) for seed in seeds) > 2
+    assert sum(check(seed, ("auto", "eager")[seed % 2]) for seed in seeds) > 2
 
 
 @pytest.mark.sweep
 def test_many_random_rules_at_random_edges() -> None:
     for seed in range(1000, 1200):
-        check(seed, ("auto", "eager", "symbolic")[seed % 3])
+        check(seed, ("auto", "eager")[seed % 2])

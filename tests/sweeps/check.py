@@ -16,10 +16,10 @@ from tests.sweeps.collections import Built
 
 @dataclass
 class Row:
-    """What a sweep notes of a model; ``reason`` is why the second step did not run symbolically."""
+    """What a sweep notes of a model; ``recorder`` is what observed the second step, for a ``reason``."""
 
     name: str
-    front_end: str
+    recorder: str
     sites: int
     measured: int
     blind: dict[str, int] = field(default_factory=dict)
@@ -56,8 +56,8 @@ def check(name: str, built: Built, steps: int = 2) -> Row:
     assert silent == {n for n, p in watched.named_parameters(remove_duplicate=True) if p.grad is None}
     assert not any(spot.reason == "statistic_failed" for spot in flow.blind_spots)
     blind = Counter(spot.reason for spot in flow.blind_spots)
-    reason = "" if flow.capture.front_end == "symbolic" else flow.capture.reason
-    row = Row(name, flow.capture.front_end, len(flow.sites), sum(s.measured for s in flow.sites), dict(blind), reason)
+    found, reason = flow.capture.recorder, flow.capture.reason
+    row = Row(name, found, len(flow.sites), sum(s.measured for s in flow.sites), dict(blind), reason)
     assert row.measured > 0
     del want, watched, model
     torch.manual_seed(0)

@@ -1,0 +1,68 @@
+"""Which recorder observes a call: the native one, or Python's and why."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from fxgrad.capture.modules import ModuleMap
+from fxgrad.courses import Observer
+from fxgrad.instrumentation.recording import Recording
+from fxgrad.parameters import ParameterHooks
+from fxgrad.record.library import Patience, library, reason
+from fxgrad.torch_private import compiled_autograd_on
+
+if TYPE_CHECKING:
+    from fxgrad.engine import Options
+
+_AGAIN = 1.0  # seconds after which a reason that is read from files is read again
+
+
+class Recorders:
+    """Chooses the recorder of each call of one model; has the native one built once the watch has run for some time."""
+
+    def __init__(self, modules: ModuleMap, parameters: ParameterHooks, options: Options) -> None:
+        self._modules = modules
+        self._parameters = parameters
+        self._options = options
+        self._patience = Patience()
+        self._native: Observer | None = None
+        self._reason = ""
+        self._read_at = -_AGAIN
+
+    def choose(self, recording: Recording) -> tuple[Observer | None, str]:
+        """The native observer for this call, or why the Python recorder does it.  Call between two steps."""
+        options = self._options
+        if options.capture == "eager":
+            return None, "asked for"
+        if options.one_shot:
+            return None, "one-shot: the native recorder pays from the second call on"
+        if not options.native:
+            return None, "native=False"
+        native = self._native or self._made()
+        if native is None:
+            return None, self._why()
+        if native.refused is not None:
+            return None, native.refused
+        if recording.rewriting is not None:
+            return None, "rewrite rules act where Python hooks are"
+        if recording.values is not None:
+            return None, "the values themselves are measured as well"
+        if compiled_autograd_on():
+            return None, "compiled autograd knows Python hooks only"
+        return native, "every operator was that of a known course"
+
+    def _made(self) -> Observer | None:
+        self._patience.tick()
+        found = library()
+        if found is not None:
+            edges = self._options.sites == "edge"
+            self._native = Observer(found, self._modules, self._options.level, edges=edges)
+            self._parameters.use(found, self._options.level)
+        return self._native
+
+    def _why(self) -> str:
+        now = time.monotonic()
+        if now - self._read_at >= _AGAIN:
+            self._read_at, self._reason = now, reason() or "it is being loaded"
+        return f"no native recorder: {self._reason}"
