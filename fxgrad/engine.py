@@ -169,6 +169,7 @@ class Engine:
         self.recorder.settle()
         self._release_finished()
         self.modules.refresh()
+        self._recorders.prepare()
         expected = len(self._previous.sites) + len(self._previous.fan_out) if self._previous is not None else 0
         recording = Recording(self.recorder, next(self._numbers) if observe else -1, expected)
         recording.leaves = self.leaves

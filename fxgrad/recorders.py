@@ -30,8 +30,19 @@ class Recorders:
         self._reason = ""
         self._read_at = -_AGAIN
 
+    def prepare(self) -> None:
+        """Take the native recorder up where it is there now.  Call between two steps, before parameters get hooks."""
+        options = self._options
+        if self._native is not None or options.one_shot or options.capture == "eager" or not options.native:
+            return
+        self._patience.tick()
+        found = library()
+        if found is not None:
+            self._native = Observer(found, self._modules, options.level, edges=options.sites == "edge")
+            self._parameters.use(found, options.level)
+
     def choose(self, recording: Recording) -> tuple[Observer | None, str]:
-        """The native observer for this call, or why the Python recorder does it.  Call between two steps."""
+        """The native observer for this call, or why the Python recorder does it."""
         options = self._options
         if options.capture == "eager":
             return None, "asked for"
@@ -39,7 +50,7 @@ class Recorders:
             return None, "one-shot: the native recorder pays from the second call on"
         if not options.native:
             return None, "native=False"
-        native = self._native or self._made()
+        native = self._native
         if native is None:
             return None, self._why()
         if native.refused is not None:
@@ -51,15 +62,6 @@ class Recorders:
         if compiled_autograd_on():
             return None, "compiled autograd knows Python hooks only"
         return native, "every operator was that of a known course"
-
-    def _made(self) -> Observer | None:
-        self._patience.tick()
-        found = library()
-        if found is not None:
-            edges = self._options.sites == "edge"
-            self._native = Observer(found, self._modules, self._options.level, edges=edges)
-            self._parameters.use(found, self._options.level)
-        return self._native
 
     def _why(self) -> str:
         now = time.monotonic()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
+import sys
 import types
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
