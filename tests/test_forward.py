@@ -89,7 +89,9 @@ def test_values_do_not_depend_on_the_front_end(case: models.Case) -> None:
     eager, symbolic = flows
     assert [s.id for s in eager] == [s.id for s in symbolic]
     for one, two in zip(eager, symbolic, strict=True):
-        assert dataclasses.asdict(one.value) == pytest.approx(dataclasses.asdict(two.value), rel=1e-12), one.id
+        norm = pytest.approx(two.value.l2_norm, rel=1e-9, nan_ok=True)  # the last bit depends on where memory lies
+        assert one.value.l2_norm == norm, one.id
+        assert dataclasses.replace(one.value, l2_norm=0.0) == dataclasses.replace(two.value, l2_norm=0.0), one.id
     assert {s.id: s.activity for s in eager} == {s.id: s.activity for s in symbolic}
     assert eager.parameters == symbolic.parameters
     assert eager.buffers == symbolic.buffers
