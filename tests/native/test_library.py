@@ -289,7 +289,7 @@ class Ops(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
 def step():
-    loss = model(torch.randn(3, 4)).sum()
+    loss = model(torch.randn(3, 4)).square().sum()
     with Ops():
         Ops.seen = collections.Counter()
         loss.backward()
