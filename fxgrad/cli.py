@@ -1,4 +1,4 @@
-"""The command line: ``fxgrad run``, ``fxgrad render``, ``fxgrad diagnose``, ``fxgrad demo``.
+"""The command line: ``fxgrad run``, ``fxgrad render``, ``fxgrad diagnose``, ``fxgrad demo``, ``fxgrad build``.
 
 Only wiring: what the words mean is in ``fxgrad.command``.  torch is imported by the commands that need it.
 """
@@ -221,6 +221,28 @@ def demo(
             typer.echo(f"\n{name}: {stock.about}\n")
             flow = gradient_flow(stock.model(), stock.inputs())
             _present(flow, paths if name == model else [], View(findings=flow.findings), quiet=False)
+
+
+@app.command("build")
+def build_library(
+    force: Annotated[bool, typer.Option("--force", help="Build again, also where a library is there.")] = False,
+    status: Annotated[bool, typer.Option("--status", help="Only say whether there is one, and why not.")] = False,
+) -> None:
+    """Build the native library that makes measuring cheap; exit with 1 where there is none in the end."""
+    from fxgrad.command import building
+
+    if status:
+        told = building.status()
+    else:
+        console = Console(stderr=True)
+        with console.status("compiling") if console.is_terminal else nullcontext() as shown:
+            told = building.build_now(
+                force=force, progress=lambda part: shown.update(f"compiling, {part}") if shown is not None else None
+            )
+    for line in told.lines:
+        typer.echo(line, err=not told.good and not status)
+    if not told.good:
+        raise typer.Exit(_FOUND)
 
 
 def _present(flow: GradientFlow, paths: list[Path], view: View, *, quiet: bool) -> None:

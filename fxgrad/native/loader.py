@@ -66,7 +66,7 @@ class Loader:
         where = built()
         if where is None:
             return
-        module = _imported(where)
+        module = imported(where)
         wrong = verify(module)
         if wrong is None:
             self.module = module
@@ -82,7 +82,12 @@ class Loader:
         return self._reason or _why_missing()
 
 
-def _imported(where: Place) -> Any:
+def imported(where: Place) -> Any:
+    """The library as a module, unchecked.
+
+    Raises:
+        ImportError: it can't be loaded.
+    """
     path = str(where.library)
     files = importlib.machinery.ExtensionFileLoader(NAME, path)
     module = importlib.util.module_from_spec(importlib.machinery.ModuleSpec(NAME, files, origin=path))

@@ -36,17 +36,28 @@ def write_full(tensor: Tensor, slots: Slots, place: tuple[int, int], library: An
     values = tensor if tensor.layout is torch.strided else dense(tensor)
     key: BufferKey = (values.device, "full64" if scaled(values.dtype) else "full")
     slot = slots.views(key, size)[index]
-    if library is None or not library.reducible(values):
+    taken = _taken(values, library)
+    if taken is None:
         if bins:
             write_bins(values, slots, place)
         _write_plainly(values, slot)
     elif bins:
-        library.histogram_into(values, slot, slots.views((values.device, "histogram"), size)[index])
+        library.histogram_into(taken, slot, slots.views((values.device, "histogram"), size)[index])
     else:
-        library.full_into(values, slot)
+        library.full_into(taken, slot)
     if values is not tensor:  # what is not stored is zero
         slot[ZERO_COUNT] += tensor.numel() - values.numel()
     return key, tensor.shape, tensor.numel(), index
+
+
+def _taken(values: Tensor, library: Any) -> Tensor | None:
+    """The entries as the library takes them, which needs memory without gaps; None where it takes no such tensor."""
+    if library is None or library.reducible(values):
+        return values if library is not None else None
+    if type(values) is not Tensor or not values.dtype.is_floating_point or values.is_contiguous():
+        return None
+    copy = values.contiguous()
+    return copy if library.reducible(copy) else None
 
 
 def write_bins(values: Tensor, slots: Slots, place: tuple[int, int]) -> BufferKey:
