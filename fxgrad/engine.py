@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.utils.hooks import RemovableHandle
 
 from fxgrad.assembly import assemble
@@ -49,13 +50,16 @@ class ParameterHooks:
         self._sink = sink
         self._numbers: dict[int, int] = {}
         self._hooked: dict[int, tuple[Tensor, RemovableHandle]] = {}
+        self.lazy = False  # whether some were still without a shape
 
     def refresh(self, parameters: list[tuple[tuple[str, ...], Tensor]]) -> list[tuple[int, tuple[str, ...], Tensor]]:
         """Hook what has begun to require a gradient since; the parameters with their numbers."""
-        listed = []
+        self.lazy, listed = False, []
         for names, parameter in parameters:
             number = self._numbers.setdefault(id(parameter), len(self._numbers))
-            if parameter.requires_grad and id(parameter) not in self._hooked:
+            if is_lazy(parameter):
+                self.lazy = True
+            elif parameter.requires_grad and id(parameter) not in self._hooked:
                 hook = self._sink.hook(self._sink.parameters, number)
                 handle = parameter.register_hook(hook)  # type: ignore[no-untyped-call]
                 self._hooked[id(parameter)] = (parameter, handle)
@@ -158,6 +162,8 @@ class Engine:
             recording.values.finish()
         recording.report = self.chooser.report()
         if observe:
+            if self.parameters.lazy:  # made in the forward, by now
+                self.parameters.refresh(self.modules.parameters)
             self._live.add(recording)
         return result
 

@@ -186,6 +186,18 @@ def compiled_original(module: nn.Module) -> nn.Module | None:
     return children_of(module).get("_orig_mod") if type(module).__name__ == "OptimizedModule" else None
 
 
+def graph_in_the_making() -> bool:
+    """Whether ``torch.jit.trace``, ``torch.export`` or ``torch.fx`` writes down what runs now.
+
+    ``torch._C._is_tracing`` is ``torch.jit.is_tracing`` without its detour; of torch.fx there is no documented
+    question, and without this one a watched submodule is observed while a parent is traced.
+    """
+    return torch._C._is_tracing() or torch.compiler.is_compiling() or _fx_traces()  # noqa: SLF001
+
+
+_fx_traces: Callable[[], bool] = getattr(torch.fx._symbolic_trace, "is_fx_symbolic_tracing", lambda: False)  # noqa: SLF001
+
+
 #: How many autograd nodes this thread has made; the same number twice means that no differentiable code ran between.
 #: ``torch._C._autograd._get_sequence_nr``, which AOTAutograd uses to match forward and backward; no public question.
 #: Without it every reading differs from the one before, so that hidden code is always suspected.
