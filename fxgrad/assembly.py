@@ -77,9 +77,8 @@ class _Sites:
         self.activity, self.channels = measured.activity, measured.channels
         self.frozen = frozen
         self.number = plan.site_numbers
-        self.planned = recording.planned
-        self.failures = kept.failures | self.planned.dropped
-        self.source = {site: self._behind(site) for site in self.planned.steps}
+        self.failures = kept.failures
+        self.source = {site: self._first(site) for site in recording.same}
         self.consumers: dict[Ref, list[int]] = {}
         for number, call in enumerate(plan.calls):
             for _, ref in call.uses():
@@ -91,18 +90,15 @@ class _Sites:
     def statistics(self, number: int) -> Statistics | None:
         """Statistics of a site; None for one whose hook saw a part only."""
         if number in self.source:
-            if number in self.recording.not_required or self.recording.differentiated:
-                return None
             return self.statistics(self.source[number])
         if number in self.recording.untold or self._lost(number):
             return None
         return self.found[number] if number < len(self.found) else None
 
-    def _behind(self, site: int) -> int:
-        """The site with a probe whose gradient holds the same numbers as that of ``site``."""
-        steps = self.planned.steps
-        while site in steps:
-            site = steps[site].site
+    def _first(self, site: int) -> int:
+        """The site with a hook whose value is the very tensor that ``site`` is."""
+        while site in self.recording.same:
+            site = self.recording.same[site]
         return site
 
     def _lost(self, number: int) -> bool:
@@ -241,13 +237,13 @@ class _Sites:
             return "changed_through_view", ""
         if site in self.failures:
             return "statistic_failed", self.failures[site]
-        if site in self.source and self.recording.differentiated and site not in self.recording.not_required:
-            return "statistic_failed", "it was given no probe of its own, and then a backward pass was differentiated"
         if self.source.get(site) in self.failures:
             return "statistic_failed", self.failures[self.source[site]]
         if not call.grad_enabled:
             return "no_grad_region", ""
         if site not in self.recording.not_required:
+            if site in self.recording.unprobed:
+                return "no_probe", self.recording.unprobed[site]
             cut = self._cut_below(ref)
             if cut is not None:
                 self.cuts[ref] = cut

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, fx, nn
 
 from fxgrad.assembly import assemble
-from fxgrad.capture.agreement import agree, node_word
+from fxgrad.capture.agreement import DisagreementError, agree, node_word
 from fxgrad.capture.captured import Plan
 from fxgrad.capture.eager import Session
 from fxgrad.capture.learning import LearningRun
 from fxgrad.capture.modules import ModuleMap
-from fxgrad.choice import Chooser, Symbolic
+from fxgrad.capture.symbolic import Trace, refusal
 from fxgrad.engine import ParameterHooks, positional_names
 from fxgrad.errors import CaptureError, NoFlowError
 from fxgrad.fake import FakeModel, fake_like, like
@@ -31,6 +31,7 @@ from fxgrad.record.slot_recorder import KeptRuns, SlotFacts, SlotRecorder, kept_
 from fxgrad.schema import REASONS, BlindSpot, CaptureReport, GradientFlow
 from fxgrad.structure import tensors_in
 from fxgrad.torch_private import functorch_active, has_hooks
+from fxgrad.tracing import call_key, faithful_trace, modes_of
 from fxgrad.watching import refuse_unwatchable
 
 _SHARED = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")
@@ -42,7 +43,8 @@ _OTHER_WAY = "torch.compile(model, backend='fxgrad') takes models that cannot be
 class Ready:
     """A graph with function probes, for calls of one kind."""
 
-    symbolic: Symbolic
+    key: Any
+    trace: Trace
     plan: Plan
     inserted: Inserted
     function: Callable[..., Any]
@@ -74,7 +76,7 @@ class Capturer:
         self.model = model
         self.modules = ModuleMap(model)
         self.names = positional_names(model.forward)
-        self.chooser = Chooser(model, self.modules, model.forward, capture)
+        self.checks = capture != "symbolic"
         self._ready: list[Ready] = []
         self._sites: dict[Any, tuple[list[tuple[int, ...]], set[int]]] = {}
 
@@ -84,34 +86,34 @@ class Capturer:
         Raises:
             CaptureError: the model cannot be traced faithfully; the message says why.
         """
-        self.modules.refresh()
-        symbolic = self.chooser.choose(args, kwargs, self.names)
+        if self.modules.refresh():
+            self._ready = []
+        key = (call_key(args, kwargs), modes_of(self.modules))
         for ready in self._ready:
-            if ready.symbolic is symbolic:
+            if ready.key == key:
                 return ready
         try:
-            made = self._make(symbolic, args, kwargs)
+            made = self._make(key, args, kwargs)
         except CaptureError as error:
             message = str(error)
             raise CaptureError(message if _OTHER_WAY in message else f"{message}. {_OTHER_WAY}") from error
         self._ready = [*self._ready, made][-4:]
         return made
 
-    def _make(self, symbolic: Symbolic | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ready:
+    def _make(self, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ready:
+        made = faithful_trace(self.modules, self.model.forward, args, kwargs, self.names, checked=self.checks)
         with random_streams():
             fake = FakeModel(self.model)
-            if symbolic is None:
+            if self.checks:
                 plan = self._eager(fake, args, kwargs)
-                self.chooser.ran_eagerly(plan, args, kwargs)
-                symbolic = self.chooser.choose(args, kwargs, self.names)
-                if symbolic is None:
-                    raise CaptureError(self.chooser.report().reason)
-                numbers = agree(symbolic.trace, plan)
+                try:
+                    numbers = agree(made.graph, plan)
+                except DisagreementError as error:
+                    raise refusal(self.model, [str(error)]) from error
             else:
-                plan, numbers = self._traced(FakeModel(self.model), symbolic, args, kwargs)
-                symbolic.complete(plan, numbers)
-            inserted = self._insert(fake, symbolic, plan, numbers, (args, kwargs))
-        return Ready(symbolic, plan, inserted, compiled(inserted.graph))
+                plan, numbers = self._traced(FakeModel(self.model), made, args, kwargs)
+            inserted = self._insert(fake, made, plan, numbers, (args, kwargs))
+        return Ready(key, made, plan, inserted, compiled(inserted.graph))
 
     def _eager(self, fake: FakeModel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
         recording = Recording(None, 0, 0)
@@ -122,12 +124,13 @@ class Capturer:
         return plan
 
     def _traced(
-        self, fake: FakeModel, symbolic: Symbolic, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, fake: FakeModel, made: Trace, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Plan, dict[fx.Node, int]]:
         recording = Recording(None, 0, 0)
         run = LearningRun(ModuleMap(fake.model), recording, _no_hook, None)
         given, named = fake.arguments((args, kwargs))
-        _, numbers = self._without_data(fake, lambda: run.run_trace(symbolic.trace, given, named, self.names))
+        graph = (made.graph, made.spans, made.rebuild)
+        _, numbers = self._without_data(fake, lambda: run.run_graph(*graph, given, named, self.names))
         return recording.plan, numbers
 
     def _without_data(self, fake: FakeModel, call: Callable[[], Any]) -> Any:
@@ -142,9 +145,9 @@ class Capturer:
             raise CaptureError(message) from error
 
     def _insert(
-        self, fake: FakeModel, symbolic: Symbolic, plan: Plan, numbers: dict[fx.Node, int], given: Any
+        self, fake: FakeModel, made: Trace, plan: Plan, numbers: dict[fx.Node, int], given: Any
     ) -> Inserted:
-        graph = symbolic.trace.graph
+        graph = made.graph
         values = [tensor for _, tensor in tensors_in(fake.arguments(given))]
         facts = self._without_data(fake, lambda: watch_run(graph, fake.model, values))
         types = {place.path: place.type for place in self.modules.places.values()}
@@ -170,7 +173,8 @@ class Capturer:
         learning = LearningRun(ModuleMap(fake.model), recording, _no_hook, None)
         _, values = fake_like(run.args, fake.mode)
         with random_streams(), fake.running():
-            learning.run_trace(run.ready.symbolic.trace, tuple(values), {}, self.names)
+            traced = run.ready.trace
+            learning.run_graph(traced.graph, traced.spans, traced.rebuild, tuple(values), {}, self.names)
         made: Plan = recording.plan
         shapes = [tuple(shape) for shape in recording.shapes]
         if len(made.sites) != len(plan.sites):
@@ -301,7 +305,10 @@ class _Observer:
             owner.graph = ready.inserted.graph
         listed = self.parameters.refresh(self.capturer.modules.parameters)
         tensors = [tensor for _, tensor in tensors_in((args, kwargs))]
-        report = dataclasses.replace(self.capturer.chooser.report(), front_end="symbolic")
+        report = CaptureReport(
+            "symbolic", "a graph module for torch.compile was asked for", type(self.model).__name__,
+            self.model.training, torch.__version__, recorder="slots",
+        )  # fmt: skip
         run = Run(
             next(self._numbers), ready, report, listed, tuple(p.requires_grad for p in self.model.parameters()),
             [like(tensor) for tensor in tensors],
@@ -312,7 +319,7 @@ class _Observer:
 
     def finish(self, prepared: _Prepared, returned: Any) -> Any:
         self.recorder.expect(prepared.run, prepared.slots)
-        return prepared.run.ready.symbolic.trace.rebuild(returned)
+        return prepared.run.ready.trace.rebuild(returned)
 
     def close(self) -> None:
         self.recorder.settle()

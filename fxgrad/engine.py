@@ -1,4 +1,4 @@
-"""The engine: runs a model's forward under observation, by the front end that fits, and keeps what came of it."""
+"""The engine: runs a model's forward under observation, by the recorder that fits, and keeps what came of it."""
 
 from __future__ import annotations
 
@@ -18,15 +18,12 @@ from torch.utils.hooks import RemovableHandle
 from fxgrad.assembly import assemble
 from fxgrad.capture.captured import Plan
 from fxgrad.capture.eager import Session
-from fxgrad.capture.learning import LearningRun
 from fxgrad.capture.modules import ModuleMap
-from fxgrad.choice import Chooser, Symbolic
 from fxgrad.errors import NoFlowError
 from fxgrad.forward import accumulating, begin
 from fxgrad.instrumentation.edges import EdgeNotes, hook_edges
 from fxgrad.instrumentation.leaves import LeafHook
-from fxgrad.instrumentation.plan import ProbePlan, plan_probes
-from fxgrad.instrumentation.probe import current, put
+from fxgrad.instrumentation.probe import put
 from fxgrad.instrumentation.recording import Recording
 from fxgrad.leaves import LeafHooks
 from fxgrad.record.aside import Aside
@@ -34,11 +31,11 @@ from fxgrad.record.recorder import Kept, Recorder
 from fxgrad.record.values import ValueRecorder
 from fxgrad.rewriting.apply import MARK, NodeRules, rules_of
 from fxgrad.rewriting.tally import Windows
-from fxgrad.schema import GradientFlow, Level, SiteKind, Statistics
-from fxgrad.structure import tensors_in
-from fxgrad.torch_private import forget_empty_hooks, functorch_active, global_hooks, tampered
+from fxgrad.schema import CaptureReport, FrontEnd, GradientFlow, Level, SiteKind, Statistics
+from fxgrad.torch_private import forget_empty_hooks, functorch_active
 from fxgrad.training import Training
 
+NO_NATIVE = "the model's own Python ran under the Python recorder: there is no native observer yet"
 # Norms that a float32 sum of squares holds with room to spare (1e-23 ** 2 is 0, 1.9e19 ** 2 is Inf).
 _TELLABLE = (1e-15, 1e15)
 
@@ -86,7 +83,7 @@ class Options:
 
     Attributes:
         level: statistics level.
-        capture: ``"auto"``, ``"symbolic"`` or ``"eager"``.
+        capture: ``"auto"`` or ``"eager"``, the model's own Python; ``"symbolic"``, a graph module.
         sites: ``"edge"`` to measure the part of each consumer of a value as well.
         forward: whether the values themselves are measured, in the forward pass.
         channels: whether gradients of what convolutions and linear ops return are measured unit by unit as well.
@@ -119,10 +116,7 @@ class Engine:
         self._numbers = itertools.count()
         self._names = positional_names(forward)
         self._previous: Plan | None = None
-        self.chooser = Chooser(model, self.modules, forward, options.capture)
-        self.chooser.values = options.forward
         self._values = ValueRecorder(options.level) if options.forward else None
-        self.may_plan = True  # False: every site gets a probe of its own
         self._live: weakref.WeakSet[Recording] = weakref.WeakSet()  # a freed autograd graph takes its recording along
         self._flows: dict[int, GradientFlow] = {}
         self.leaves = LeafHooks(LeafHook)
@@ -131,7 +125,7 @@ class Engine:
 
     @property
     def plan(self) -> Plan | None:
-        """The graph of the latest call that ran under ``eager``; None before the first."""
+        """The graph of the latest observed call; None before the first."""
         return self._previous
 
     # ---- running ---------------------------------------------------------------------------------------------
@@ -147,25 +141,48 @@ class Engine:
         if torch.is_grad_enabled():
             self._windows.close()
         if not (observe or rules) or not torch.is_grad_enabled() or functorch_active():
-            return self.forward(*args, **kwargs)
+            return self._plain(args, kwargs)
         recording = self._begin(rules, observe=observe)
-        ready = self.chooser.choose(args, kwargs, self._names)
-        if ready is None:
-            result = self._run_eager(recording, args, kwargs)
-        else:
-            result = self._run_symbolic(recording, ready, args, kwargs)
+        result = self._record(recording, args, kwargs)
+        self._finish(recording)
+        if observe:
+            if self.parameters.lazy:  # made in the forward, by now
+                self.parameters.refresh(self.modules.parameters)
+            self._live.add(recording)
+        return result
+
+    def _plain(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the forward as it is."""
+        return self.forward(*args, **kwargs)
+
+    def _record(self, recording: Recording, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the forward under the recorder for this call, which sets ``recording.plan`` and ``recording.report``."""
+        reason = "asked for" if self.options.capture == "eager" else NO_NATIVE
+        return self._run_python(recording, args, kwargs, reason)
+
+    def _run_python(self, recording: Recording, args: tuple[Any, ...], kwargs: dict[str, Any], reason: str) -> Any:
+        """The Python recorder: the model's own Python under a ``TorchFunctionMode``, once."""
+        previous = self._previous
+        if previous is not None:
+            recording.escalated = frozenset(previous.escalated)
+        result = Session(self.modules, recording, put, previous).run(self.forward, args, kwargs, self._names)
+        self._previous = recording.plan
+        recording.report = self._report("eager", "python", reason)
+        return result
+
+    def _report(self, front_end: FrontEnd, recorder: str, reason: str) -> CaptureReport:
+        return CaptureReport(
+            front_end, reason, type(self.model).__name__, self.model.training, torch.__version__, recorder=recorder
+        )
+
+    def _finish(self, recording: Recording) -> None:
+        """The forward has returned."""
         if recording.rewriting is not None:
             recording.rewriting.settle()
         if recording.edges is not None:
             hook_edges(recording)
         if recording.values is not None:
             recording.values.finish()
-        recording.report = self.chooser.report()
-        if observe:
-            if self.parameters.lazy:  # made in the forward, by now
-                self.parameters.refresh(self.modules.parameters)
-            self._live.add(recording)
-        return result
 
     def _begin(self, rules: NodeRules | None, *, observe: bool) -> Recording:
         self.recorder.settle()
@@ -185,54 +202,6 @@ class Engine:
         if rules is not None:
             recording.rewriting = rules.begin(recording, observing=observe)
         return recording
-
-    def _run_eager(self, recording: Recording, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self._previous is not None:
-            recording.escalated = frozenset(self._previous.escalated)
-        # Constants are written down anew as long as a trace may be compared with them.
-        previous = None if self.chooser.compares else self._previous
-        if previous is not None and previous.repeated and self._may_plan(recording):
-            recording.use(_probes(previous))
-        first = _First(self._may_plan(recording) and self._previous is None)
-        session = Session(self.modules, recording, first.put, previous)
-        result = session.run(self.forward, args, kwargs, self._names)
-        first.retire(recording)
-        self._previous = recording.plan
-        self.chooser.ran_eagerly(recording.plan, args, kwargs)
-        return result
-
-    def _run_symbolic(
-        self, recording: Recording, ready: Symbolic, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        with torch.set_grad_enabled(True):  # gives the mode back, whatever the graph's switches and errors do
-            if ready.function is None or ready.plan is None:
-                first = _First(self._may_plan(recording))
-                run = LearningRun(self.modules, recording, first.put, None)
-                result, numbers = run.run_trace(ready.trace, args, kwargs, self._names)
-                first.retire(recording)
-                ready.complete(recording.plan, numbers, values=self.options.forward)
-                return result
-            if recording.edges is not None:
-                recording.edges = EdgeNotes(ready.plan.beside_edges)
-            if self._may_plan(recording) and self._plans_for(ready.plan):
-                recording.use(_probes(ready.plan))
-            recording.follow(ready.plan)
-            recording.escalated = frozenset(ready.plan.escalated)
-            outer, current.recording = current.recording, recording
-            try:
-                returned = ready.function(self.model, *(tensor for _, tensor in tensors_in((args, kwargs))))
-                return ready.trace.rebuild(returned)
-            finally:
-                current.recording = outer
-
-    def _may_plan(self, recording: Recording) -> bool:
-        """A rule acts where a hook is, and changes what lies behind it, so that rules want every probe."""
-        return self.may_plan and recording.rewriting is None and next(global_hooks(), None) is None
-
-    def _plans_for(self, plan: Plan) -> bool:
-        """Whether probes may be left out of generated code: no hook was put on the modules next to a step since."""
-        leaves = _probes(plan).leaves
-        return not leaves or not any(tampered(self.modules.root.get_submodule(path)) for path in leaves)
 
     def _release_finished(self) -> None:
         """Forget the forward calls whose backward has run."""
@@ -303,32 +272,6 @@ class Engine:
             found = dict(zip(numbers, (record.statistics for record in flow.parameters), strict=True))
             _escalate(self.recorder.escalated, found)
         return self._flows[key]
-
-
-class _First:
-    """The hooks of a call whose plan is not known before it has returned; those that were not needed are silenced."""
-
-    def __init__(self, plans: bool) -> None:  # noqa: FBT001  # an internal switch
-        self._hooks: dict[int, Any] | None = {} if plans else None
-
-    def put(self, recording: Recording, value: Tensor, site: int) -> Any:
-        """As ``probe.put``."""
-        hook = put(recording, value, site)
-        if self._hooks is not None:
-            self._hooks[site] = hook
-        return hook
-
-    def retire(self, recording: Recording) -> None:
-        """Silence the hooks of sites that are read from the site behind."""
-        if self._hooks is not None:
-            recording.retire(_probes(recording.plan), self._hooks)
-
-
-def _probes(plan: Plan) -> ProbePlan:
-    if plan.probes is None:
-        plan.probes = plan_probes(plan)
-    found: ProbePlan = plan.probes
-    return found
 
 
 def _escalate(marked: set[int], found: Mapping[int, Statistics | None]) -> None:

@@ -3,69 +3,102 @@
 from __future__ import annotations
 
 import copy
-import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import fx, nn
 
-from fxgrad.engine import Engine, Options
+from fxgrad.engine import Options
 from fxgrad.errors import CaptureError
+from fxgrad.graphs import GraphEngine, Kind
+from fxgrad.packing import Packed, pack, unpack
 from fxgrad.schema import GradientFlow
+from fxgrad.torch_private import show_graph
+from fxgrad.tracing import example_of
 from fxgrad.watching import refuse_unwatchable
 
-_SHARED = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")
+SHARED = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")
+_NOTE = "fxgrad: a traced graph; Python state is baked in as it was (numbers, flags, globals, branches)"
 
 
 class Instrumented(fx.GraphModule):
     """A model with probes in its graph.
 
     Parameters, buffers and submodules are the model's own objects, ``state_dict`` keys are the same, and ``train`` and
-    ``eval`` reach the model.  ``graph`` and ``code`` show the pass; a call with arguments of another structure, in
-    another mode or after a change of Python state is captured anew, or runs the model's own Python under observation.
-    A copy or pickle is the same pass on a copy of the model, with a recorder of its own.
+    ``eval`` reach the model.  ``graph`` and ``code`` are what runs: edit ``graph`` and call ``recompile()``, as of any
+    graph module.  They show one kind of call; train and eval each have a graph, and arguments of another structure are
+    traced anew.  Python state is baked in, as with torch.fx: numbers, flags, entries of dictionaries, globals and
+    branches are what they were when the model was traced.  A copy or pickle has the edits, and a recorder of its own.
     """
 
-    _engine: Engine
+    _engine: GraphEngine
     _options: Options
-    _shown: fx.Graph | None
 
     def __init__(self, model: nn.Module, options: Options) -> None:
         refuse_unwatchable(model)
-        engine = Engine(model, model.forward, options)
-        graph = engine.chooser.preview(*_example(model))
-        super().__init__(model, graph, class_name=type(model).__name__)
-        for name in _SHARED:
+        empty = fx.Graph()
+        empty.output(None)
+        super().__init__(nn.Module(), empty, class_name=type(model).__name__)
+        for name in SHARED:
             self.__dict__[name] = model.__dict__[name]
         self.__dict__["training"] = model.training
-        self.__dict__["_engine"] = engine
         self.__dict__["_options"] = options
-        self.__dict__["_shown"] = None
+        self.__dict__["_engine"] = engine = GraphEngine(model, model.forward, options)
+        engine.held_by(self)
+        engine.show(example_of(model), {})
 
-    # ---- the call --------------------------------------------------------------------------------------------
+    # ---- the graph -------------------------------------------------------------------------------------------
 
     def recompile(self) -> Any:
-        """Regenerate the code of the graph; calls go on through the guards and the recorder."""
+        """Generate the code of the graph; from now on calls of the kind that is shown run it, observed."""
         code = super().recompile()
         kind: Any = type(self)
-        kind.graph_forward = kind.forward
-        kind.forward = _OBSERVED
+        generated, kind.forward = kind.forward, _OBSERVED
+        engine: GraphEngine | None = self.__dict__.get("_engine")
+        if engine is not None and engine.shown is not None:
+            shown = engine.shown
+            if shown.function is None and shown.graph is self._graph:  # our own graph, shown for the first time
+                shown.function, shown.code = generated, self._code
+            else:
+                engine.edited(self._graph, generated, self._code)
         return code
 
+    def show(self, kind: Kind) -> None:
+        """Make ``graph`` and ``code`` those of ``kind``."""
+        if kind.function is None:
+            self.graph = kind.graph
+        else:
+            show_graph(self, kind.graph, kind.code)
+
     def train(self, mode: bool = True) -> Instrumented:  # noqa: FBT001, FBT002  # nn.Module's own signature
-        """Set training mode, on the model too."""
+        """Set training mode, on the model too; ``graph`` is then the one for that mode."""
         super().train(mode)
-        engine = self.__dict__.get("_engine")
+        engine: GraphEngine | None = self.__dict__.get("_engine")
         if engine is not None:
             engine.model.training = mode
+            if engine.shown is not None:
+                _show_if_traceable(engine, *engine.shown.example)
         return self
 
-    def _show_latest(self) -> None:
-        graph = self._engine.chooser.latest_graph
-        if graph is not None and graph is not self._shown:
-            self.__dict__["_shown"] = graph
-            self.graph = graph
+    def extra_repr(self) -> str:
+        """What a reader of the printed module should know."""
+        return _NOTE
+
+    def __getattr__(self, name: str) -> Any:
+        """Tensors and other attributes that the model keeps outside of its registries are read from the model."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            engine = self.__dict__.get("_engine")
+            if engine is None or name not in engine.model.__dict__:
+                raise
+            return engine.model.__dict__[name]
+
+    def _apply(self, *args: Any, **kwargs: Any) -> Any:
+        """Move or cast, as ``to`` and ``double`` do."""
+        self._engine.forget_plans()
+        return super()._apply(*args, **kwargs)
 
     # ---- reading ---------------------------------------------------------------------------------------------
 
@@ -83,24 +116,29 @@ class Instrumented(fx.GraphModule):
         return tuple(self._engine.history())
 
     def remove(self) -> None:
-        """Take all hooks off; the model is as it was, and calls run it plainly."""
+        """Take all hooks off; the model is as it was, and calls run the graph unobserved."""
         self._engine.close()
 
     # ---- copies ----------------------------------------------------------------------------------------------
 
+    def _edits(self) -> list[Packed]:
+        """The edited graphs, the one that is shown last."""
+        edited = [kind for kind in self._engine.kinds if kind.edited]
+        return [pack(kind) for kind in sorted(edited, key=lambda kind: kind is self._engine.shown)]
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Instrumented:
-        """The same pass on a deep copy of the model."""
-        made = Instrumented(copy.deepcopy(self._engine.model, memo), self._options)
+        """The same graph on a deep copy of the model."""
+        made = _made(copy.deepcopy(self._engine.model, memo), self._options, self._edits())
         memo[id(self)] = made
         return made
 
     def __copy__(self) -> Instrumented:
-        """The same pass on the same model, with a recorder of its own."""
-        return Instrumented(self._engine.model, self._options)
+        """The same graph on the same model, with a recorder of its own."""
+        return _made(self._engine.model, self._options, self._edits())
 
     def __reduce__(self) -> Any:
-        """The model and the options: the pass is run again where it is loaded."""
-        return Instrumented, (self._engine.model, self._options)
+        """The model, the options and the edits: the pass is run again where it is loaded."""
+        return _made, (self._engine.model, self._options, self._edits())
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """As ``__reduce__``, for every protocol."""
@@ -108,33 +146,28 @@ class Instrumented(fx.GraphModule):
         return self.__reduce__()
 
 
+def _made(model: nn.Module, options: Options, edits: Sequence[Packed]) -> Any:
+    """The graph module of ``model`` with these edits."""
+    module = Instrumented(model, options)
+    engine = module._engine  # noqa: SLF001  # our own
+    for packed in edits:
+        kind = unpack(packed)
+        engine.add(kind)
+        engine.display(kind)
+    return module
+
+
+def _show_if_traceable(engine: GraphEngine, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    try:
+        engine.show(args, kwargs)
+    except CaptureError:  # said by the next call, if there is one in this mode
+        pass
+
+
 @torch.compiler.disable(recursive=True)  # type: ignore[no-untyped-call, untyped-decorator]
 def _observed(self: Instrumented, *args: Any, **kwargs: Any) -> Any:
-    """The forward of an instrumented model."""
-    engine = self.__dict__["_engine"]
-    if not engine.recorder.on:
-        return engine.forward(*args, **kwargs)
-    result = engine(*args, **kwargs)
-    self._show_latest()
-    return result
+    """The forward of an instrumented model: the code of the graph for this kind of call, under observation."""
+    return self.__dict__["_engine"](*args, **kwargs)
 
 
 _OBSERVED: Callable[..., Any] = _observed
-
-
-def _example(model: nn.Module) -> tuple[tuple[Any, ...], list[str]]:
-    """Stand-ins for the required arguments: tracing looks at their type only; and all positional names."""
-    signature = inspect.signature(model.forward)
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    positional = [p for p in signature.parameters.values() if p.kind in kinds]
-    if any(
-        p.kind is inspect.Parameter.KEYWORD_ONLY and p.default is inspect.Parameter.empty
-        for p in signature.parameters.values()
-    ):
-        message = (
-            f"{type(model).__name__} cannot be instrumented ahead of a call: it has required keyword arguments; "
-            "use fxgrad.watch, which sees real arguments"
-        )
-        raise CaptureError(message)
-    required = [p for p in positional if p.default is inspect.Parameter.empty]
-    return tuple(torch.empty(0) for _ in required), [p.name for p in positional]

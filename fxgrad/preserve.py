@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import functools
 import random
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fxgrad.torch_private import version_of
+from fxgrad.torch_private import version_of, without_torch_function
 
-_CONTAINERS = (dict, list, set)
+_CONTAINERS = (dict, list, set, deque)
+_SIMPLE = (int, float, complex, str, bytes, bool, type(None))
+_REGISTRIES = frozenset({"_parameters", "_buffers", "_modules"})
+_ABSENT = object()
 
 
 @contextmanager
@@ -42,14 +48,32 @@ def preserved(model: nn.Module, inputs: Iterable[Tensor]) -> Iterator[None]:
         _warn_of_changed(versions)
 
 
+@dataclass(frozen=True, slots=True)
+class Written:
+    """Something that was bound or put into a module; its text says what and where."""
+
+    place: str
+    value: Any
+
+    def __str__(self) -> str:
+        return self.place
+
+
 @contextmanager
-def modules_preserved(model: nn.Module) -> Iterator[None]:
-    """Restore the attributes of all modules: rebound ones, and the entries of lists, dicts and sets among them."""
-    modules = [(module, dict(module.__dict__), _contents(module.__dict__)) for module in model.modules()]
+def modules_preserved(model: nn.Module) -> Iterator[Callable[[], list[Written]]]:
+    """Restore the attributes of all modules: rebound ones, and the entries of lists, dicts and sets among them.
+
+    Gives a function that says what is not as it was.
+    """
+    modules = [(path, module, dict(module.__dict__), _contents(module.__dict__)) for path, module in _named(model)]
     try:
-        yield
+        yield lambda: _written(modules)
     finally:
         _restore_modules(modules)
+
+
+def _named(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    return ((path or "the model", module) for path, module in model.named_modules())
 
 
 def _unique(tensors: Iterable[Tensor]) -> list[Tensor]:
@@ -61,8 +85,33 @@ def _contents(attributes: dict[str, Any]) -> dict[str, Any]:
     return {name: value.copy() for name, value in attributes.items() if isinstance(value, _CONTAINERS)}
 
 
-def _restore_modules(modules: list[tuple[nn.Module, dict[str, Any], dict[str, Any]]]) -> None:
-    for module, attributes, contents in modules:
+_Saved = list[tuple[str, nn.Module, dict[str, Any], dict[str, Any]]]
+
+
+def _written(modules: _Saved) -> list[Written]:
+    found = []
+    for path, module, attributes, contents in modules:
+        now = module.__dict__
+        for name in dict.fromkeys((*attributes, *now)):
+            old, new = attributes.get(name, _ABSENT), now.get(name, _ABSENT)
+            if new is not old and not (isinstance(old, _SIMPLE) and type(old) is type(new) and old == new):
+                found.append(Written(f"attribute {name!r} of {path}", new))
+        for name, saved in contents.items():
+            container = attributes[name]
+            if _same(container, saved):
+                continue
+            if not isinstance(saved, dict):
+                found.append(Written(f"the entries of {name!r} of {path}", None))
+                continue
+            for key in dict.fromkeys((*saved, *container)):
+                if container.get(key, _ABSENT) is not saved.get(key, _ABSENT):
+                    where = f"{key!r} of {path}" if name in _REGISTRIES else f"entry {key!r} of {name!r} of {path}"
+                    found.append(Written(where, container.get(key)))
+    return found
+
+
+def _restore_modules(modules: _Saved) -> None:
+    for _, module, attributes, contents in modules:
         for name in [name for name in module.__dict__ if name not in attributes]:
             del module.__dict__[name]
         module.__dict__.update(attributes)
@@ -70,7 +119,7 @@ def _restore_modules(modules: list[tuple[nn.Module, dict[str, Any], dict[str, An
             container = attributes[name]
             if not _same(container, saved):
                 container.clear()
-                getattr(container, "extend" if isinstance(saved, list) else "update")(saved)
+                getattr(container, "extend" if isinstance(saved, (list, deque)) else "update")(saved)
 
 
 def _same(container: Any, saved: Any) -> bool:
@@ -84,19 +133,44 @@ def _same(container: Any, saved: Any) -> bool:
 
 
 @contextmanager
-def random_streams() -> Iterator[None]:
-    """Restore the random streams of torch (all devices in use), Python and NumPy."""
-    python = random.getstate()
-    numpy = sys.modules.get("numpy")
-    numpy_state = numpy.random.get_state() if numpy is not None else None
-    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
+def random_streams() -> Iterator[Callable[[], bool]]:
+    """Restore those random streams of torch (all devices in use), Python and NumPy that were drawn from.
+
+    Gives a function that says whether one of them was.  A stream that nothing was drawn from is not touched, since
+    another thread may draw from it.
+    """
+    streams = list(_streams())
+    saved = [get() for get, _ in streams]
     try:
-        with torch.random.fork_rng(devices=devices):
-            yield
+        yield lambda: not all(_equal(get(), state) for (get, _), state in zip(streams, saved, strict=True))
     finally:
-        random.setstate(python)
-        if numpy is not None:
-            numpy.random.set_state(numpy_state)
+        for (get, restore), state in zip(streams, saved, strict=True):
+            if not _equal(get(), state):
+                restore(state)
+
+
+def _streams() -> Iterator[tuple[Callable[[], Any], Callable[[Any], Any]]]:
+    """How the state of each stream is read and written."""
+    yield torch.get_rng_state, torch.set_rng_state
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        for device in range(torch.cuda.device_count()):
+            yield (
+                functools.partial(torch.cuda.get_rng_state, device),
+                lambda state, d=device: torch.cuda.set_rng_state(state, d),
+            )
+    yield random.getstate, random.setstate
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        yield numpy.random.get_state, numpy.random.set_state
+
+
+def _equal(one: Any, two: Any) -> bool:
+    if isinstance(one, Tensor):
+        with without_torch_function():  # a mode of the user's must not see it
+            return torch.equal(one, two)
+    if isinstance(one, tuple):
+        return len(one) == len(two) and all(map(_equal, one, two))
+    return one.tobytes() == two.tobytes() if hasattr(one, "tobytes") else bool(one == two)
 
 
 def _warn_of_changed(versions: Sequence[tuple[str, Tensor, int]]) -> None:

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import sys
 import threading
 import types
 import warnings
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -208,46 +206,6 @@ sequence_number: Callable[[], int] = getattr(
 )
 
 
-def _python_references(tensor: Tensor) -> int:
-    """References to ``tensor`` from Python, those of this call and its caller's one variable not counted.
-
-    ``Tensor._use_count``: while C++ refers to a tensor too, torch holds one reference to its Python object.
-    """
-    from_cpp = tensor._use_count() > 1  # type: ignore[attr-defined]  # noqa: SLF001
-    return sys.getrefcount(tensor) - 3 - int(from_cpp)
-
-
-_countable: list[bool] = []  # the answer below, once it is known
-
-
-def _references_can_be_counted() -> bool:
-    """Whether the count tells the cases apart that it has to: held by C++, by Python, by both."""
-    if not hasattr(Tensor, "_use_count"):
-        return False
-    with torch.enable_grad(), without_torch_function():
-        leaf = torch.zeros(1, device="cpu", requires_grad=True)
-        one, two, three = leaf * 1, leaf * 1, leaf * 1
-        views = [one.view(1), three.view(1)]
-        kept = [two, three]
-        refs = [weakref.ref(one), weakref.ref(two), weakref.ref(three)]
-        del one, two, three
-        found = [(ref() is not None, _held(ref)) for ref in refs]
-        del views, kept
-    return found == [(True, False), (True, True), (True, True)]
-
-
-def _held(ref: weakref.ref[Tensor]) -> bool:
-    tensor = ref()
-    return tensor is not None and _python_references(tensor) > 0
-
-
-def held_by_python(ref: weakref.ref[Tensor]) -> bool:
-    """Whether some Python object refers to the tensor; True where torch cannot tell."""
-    if not _countable and not under_a_mode():  # a mode's tensors would not answer for torch's
-        _countable.append(_references_can_be_counted())
-    return ref() is not None and (_countable != [True] or _held(ref))
-
-
 @contextlib.contextmanager
 def entering_wrapped_functions() -> Iterator[None]:
     """Functions given to ``torch.fx.wrap`` are traced like any others, not kept as one node.
@@ -262,6 +220,30 @@ def entering_wrapped_functions() -> Iterator[None]:
         yield
     finally:
         register.update(saved)
+
+
+def checkpointing_entry() -> tuple[Any, str]:
+    """Where every non-reentrant checkpoint passes: a module and the name of a function in it.
+
+    ``torch.utils.checkpoint._checkpoint_without_reentrant_generator``; users import the public ``checkpoint`` itself,
+    so that putting another in its place would not reach them.  Where the name is missing, the public one is taken, and
+    a checkpoint in a model that is traced may be lost, as it is with ``torch.fx.symbolic_trace``.
+    """
+    import torch.utils.checkpoint as home
+
+    name = "_checkpoint_without_reentrant_generator"
+    return home, name if hasattr(home, name) else "checkpoint"
+
+
+def show_graph(module: Any, graph: Any, code: str) -> None:
+    """Make ``graph``, whose code is generated already, the one that an ``fx.GraphModule`` shows.
+
+    ``GraphModule._graph`` and ``_code``: the public way, assigning ``graph``, generates the code again (10 ms for a
+    ResNet-50), at every change between train and eval.
+    """
+    graph.owning_module = module
+    module.__dict__["_graph"] = graph
+    module.__dict__["_code"] = code
 
 
 def under_a_mode() -> bool:

@@ -16,6 +16,7 @@ from fxgrad.alarms import Alarms, OnFinding, checked_listener
 from fxgrad.diagnosis.limits import checked_limits
 from fxgrad.engine import Engine, Options
 from fxgrad.errors import NoFlowError, WatchError
+from fxgrad.graphs import GraphEngine
 from fxgrad.hosting import host_of, hosting, refuse_unhostable
 from fxgrad.schema import Diagnosis, Finding, GradientFlow, Level
 from fxgrad.training import Training, checked_optimizers, checked_scaler
@@ -74,8 +75,8 @@ class Watch:
         self._paused = False
         self.one_shot = one_shot
         host = hosting(model)
-        self.engine = Engine(model, host.plain, options)
-        self.engine.chooser.one_shot = one_shot
+        kind = GraphEngine if options.capture == "symbolic" else Engine
+        self.engine = kind(model, host.plain, options)
         self._host = host.take_in(self)
         self._host.one_shots += one_shot
         self._training, self._alarms = self._surround(Around() if around is None else around)

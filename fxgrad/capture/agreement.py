@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import types
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from torch import fx
@@ -16,7 +17,6 @@ from torch import fx
 from fxgrad.capture.captured import Call, Opaque, ParameterRef, Plan, Ref, constant
 from fxgrad.capture.names import METADATA, canonical, in_place, op_word
 from fxgrad.capture.proxies import set_grad
-from fxgrad.capture.symbolic import Trace
 
 
 class _Unknown(NamedTuple):
@@ -37,26 +37,27 @@ class _Built(NamedTuple):
 
 
 _UNKNOWN = _Unknown()
+_UNTOLD: Mapping[str, Any] = {"path": "", "type": "", "source": None, "grad_enabled": True, "spans": ()}
 
 
 class DisagreementError(Exception):
     """Where trace and record differ, in words."""
 
 
-def agree(trace: Trace, plan: Plan) -> dict[fx.Node, int]:
-    """Which call of the record each node of the trace is.
+def agree(graph: fx.Graph, plan: Plan) -> dict[fx.Node, int]:
+    """Which call of the record each node of the trace is.  Probes in it are taken for what they return.
 
     Raises:
         DisagreementError: they differ; the message says where.
     """
-    return _Comparison(plan).run(trace.graph)
+    return _Comparison(plan).run(graph)
 
 
 def node_word(node: fx.Node) -> str:
     """The op word of a node of a trace."""
     if node.op == "call_method":
         return canonical(str(node.target))
-    if getattr(node.target, "__name__", "") == "getattr":
+    if node.target is getattr:
         return str(node.args[1])
     return op_word(node.target)  # type: ignore[arg-type]
 
@@ -65,7 +66,18 @@ def node_stem(node: fx.Node) -> str:
     """The node key without its call index."""
     if node.op == "call_module":
         return str(node.target)
-    return f"{node.meta['fxgrad']['path']}/{node_word(node)}"
+    return f"{facts_of(node)['path']}/{node_word(node)}"
+
+
+def facts_of(node: fx.Node) -> Mapping[str, Any]:
+    """Our facts on a node; of one that a user put into the graph, what is true of it there."""
+    facts: Mapping[str, Any] = node.meta.get("fxgrad", _UNTOLD)
+    return facts
+
+
+def is_probe(node: fx.Node) -> bool:
+    """Whether a node is a probe, which hands on what it takes."""
+    return bool(getattr(node.target, "fxgrad_probe", False))
 
 
 class _Comparison:
@@ -86,6 +98,8 @@ class _Comparison:
                 self._output(node)
             elif isinstance(node.target, type):
                 self.env[node] = _Built((*node.args, *node.kwargs.values()))
+            elif is_probe(node):
+                self.env[node] = self.env[node.args[0]]  # type: ignore[index]
             elif node.target is not set_grad:
                 self._call(node)
         if self.next != len(self.calls):
@@ -115,7 +129,7 @@ class _Comparison:
             return
         if not self._no_tensor(node):
             seen = f"{call.key_stem} ({call.source})" if call is not None else "ended"
-            message = f"the trace has {stem} ({node.meta['fxgrad']['source']}) where the model ran {seen}"
+            message = f"the trace has {stem} ({facts_of(node)['source']}) where the model ran {seen}"
             if call is not None and call.key_stem == stem:
                 message = (
                     f"the arguments of {stem} ({call.source}) differ: {_shown(node.args)} in the trace, "
@@ -125,7 +139,7 @@ class _Comparison:
         self.env[node] = self._element(node)
 
     def _check_mode(self, node: fx.Node, call: Call) -> None:
-        if node.meta["fxgrad"]["grad_enabled"] != call.grad_enabled:
+        if facts_of(node)["grad_enabled"] != call.grad_enabled:
             message = f"gradients are on in one and off in the other at {call.key_stem} ({call.source})"
             raise DisagreementError(message)
 
@@ -189,7 +203,7 @@ class _Comparison:
     def _same_arguments(self, node: fx.Node, call: Call) -> bool:
         args = list(node.args)
         seen = list(call.args)
-        if getattr(node.target, "__name__", "") == "getattr":
+        if node.target is getattr:
             args = args[:1]
         if dict(node.kwargs).keys() != call.kwargs.keys() or len(args) != len(seen):
             return self._same_when_bound(node, call)

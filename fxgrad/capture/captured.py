@@ -137,24 +137,16 @@ class Plan:
         spans: the module calls, in the order in which they returned.
         escalated: sites to be measured at ``full`` next time, since ``norm`` could not tell their norm.
         lost: values whose hook cannot tell their gradient: views of memory that was changed in place.
-        hooked: values on which the user put a hook.
-        held: values that something outside of the forward call still referred to when it had returned.
         hidden: whether differentiable code ran that no front end could see.
         asked: whether the forward asked for the value of a tensor (``if``, ``.item()``), so that it may go another way.
-        repeated: whether a later call ran the same way.
-        probes: which sites need a probe (``instrumentation.plan.ProbePlan``); None until it is asked for.
     """
 
     calls: list[Call]
     spans: list[ModuleSpan]
     lost: set[Ref] = field(default_factory=set)
     escalated: set[int] = field(default_factory=set)
-    hooked: set[Ref] = field(default_factory=set)
-    held: set[Ref] = field(default_factory=set)
     hidden: bool = False
     asked: bool = False
-    repeated: bool = False
-    probes: Any = None
 
     @cached_property
     def sites(self) -> list[SiteSpec]:
@@ -232,17 +224,6 @@ class Plan:
         return [
             tuple(numbers.get(Ref(n, out.position), -1) for out in call.outputs) for n, call in enumerate(self.calls)
         ]
-
-    def replan(self) -> None:
-        """Forget which sites need a probe, after a fact that matters to it has changed."""
-        self.probes = None
-        self.__dict__.pop("planned_table", None)
-
-    @cached_property
-    def planned_table(self) -> list[tuple[int, ...]]:
-        """``probe_table`` with ``-2 - number`` for a site that needs no probe of its own."""
-        steps = self.probes.steps
-        return [tuple(-2 - n if n in steps else n for n in numbers) for numbers in self.probe_table]
 
     @cached_property
     def graph(self) -> fx.Graph:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from torch import fx
@@ -23,34 +24,52 @@ def has_proxy(value: Any) -> bool:
     return isinstance(value, slice) and any(map(has_proxy, (value.start, value.stop, value.step)))
 
 
-def rebuilder(traced: Any) -> Callable[[Any], Any]:
+@dataclass(frozen=True, slots=True)
+class Rebuild:
     """Gives what a graph returns the container types that the model's own forward returned.
 
-    torch.fx turns every mapping into a plain dict.
+    Attributes:
+        kind: the type of the container; None: the value stays as it is.
+        parts: of its items.
+        keys: of a mapping.
+    """
+
+    kind: Any = None
+    parts: tuple[Rebuild, ...] = ()
+    keys: tuple[Any, ...] | None = None
+
+    def __call__(self, value: Any) -> Any:
+        """The value in its container."""
+        if self.kind is None:
+            return value
+        if self.keys is not None:
+            return self.kind((key, part(value[key])) for key, part in zip(self.keys, self.parts, strict=True))
+        items = [part(item) for part, item in zip(self.parts, value, strict=True)]
+        return self.kind(*items) if hasattr(self.kind, "_fields") else self.kind(items)
+
+
+_AS_IT_IS = Rebuild()
+
+
+def rebuilder(traced: Any) -> Rebuild:
+    """How to give what a graph returns the types of ``traced``; torch.fx turns every mapping into a plain dict.
 
     Raises:
         CaptureError: a container of a type that cannot be made again.
     """
     kind = type(traced)
     if kind in (tuple, list) or (isinstance(traced, tuple) and hasattr(traced, "_fields")):
-        parts = [rebuilder(item) for item in traced]
-        if all(part is _as_it_is for part in parts):
-            return _as_it_is
-        make = kind if kind in (tuple, list) else lambda items: kind(*items)
-        return lambda value: make([part(item) for part, item in zip(parts, value, strict=True)])
+        parts = tuple(rebuilder(item) for item in traced)
+        return _AS_IT_IS if all(part.kind is None for part in parts) else Rebuild(kind, parts)
     if kind in (dict, OrderedDict):
-        inner = {key: rebuilder(item) for key, item in traced.items()}
-        if kind is dict and all(part is _as_it_is for part in inner.values()):
-            return _as_it_is
-        return lambda value: kind((key, part(value[key])) for key, part in inner.items())
+        parts = tuple(rebuilder(item) for item in traced.values())
+        if kind is dict and all(part.kind is None for part in parts):
+            return _AS_IT_IS
+        return Rebuild(kind, parts, tuple(traced))
     if not isinstance(traced, fx.Proxy) and _has_proxy_inside(traced) and not dataclasses.is_dataclass(traced):
         message = f"cannot be traced symbolically: forward returns a {kind.__name__}, which a graph cannot make again"
         raise CaptureError(message)
-    return _as_it_is
-
-
-def _as_it_is(value: Any) -> Any:
-    return value
+    return _AS_IT_IS
 
 
 def _has_proxy_inside(value: Any) -> bool:

@@ -22,19 +22,17 @@ from fxgrad.capture.captured import Call, ModuleSpan, Opaque, Output, ParameterR
 from fxgrad.capture.modules import ModuleMap, Place
 from fxgrad.capture.names import METADATA, source_line
 from fxgrad.capture.recomputation import Recomputation, is_recomputed, made_by_function
-from fxgrad.capture.values import Known, Values, names_of
+from fxgrad.capture.values import Known, Values
 from fxgrad.structure import tensors_in
 from fxgrad.torch_private import (
     functorch_active,
     remove_global_hook,
     sequence_number,
-    tampered,
     version_of,
     without_torch_function,
 )
 
 _WRITES_ITEM = torch.Tensor.__setitem__
-_HOOKABLE = frozenset({"register_hook", "grad_fn"})  # what a user's hook on a value begins with
 _WORDS: dict[Any, str] = {}  # of torch's functions, which live as long as the process
 
 
@@ -68,8 +66,6 @@ class Session(TorchFunctionMode):
         self._handles: list[Any] = []
         self._sites = 0
         self._first_sites: list[int] = []
-        self._planned: Any = recording.planned if previous is not None else None
-        self.hooked: set[Ref] = set()
         self.hidden = self.asked = False
         self._sequence = -1
         if getattr(recording, "rewriting", None) is not None:
@@ -112,8 +108,7 @@ class Session(TorchFunctionMode):
             self._went_the_same_way(self.previous)
             self.recording.plan = self.previous
         else:
-            known = (self.hooked, self._held_values(), self.hidden, self.asked)
-            self.recording.plan = Plan(self.calls, self.spans, self.lost, set(), *known)
+            self.recording.plan = Plan(self.calls, self.spans, self.lost, set(), self.hidden, self.asked)
         self.recording.partial = None
 
     # ---- modules --------------------------------------------------------------------------------------------
@@ -189,8 +184,6 @@ class Session(TorchFunctionMode):
         word = _WORDS.get(func)
         if word is None:
             word = _WORDS[func] = function_word(func)
-        if word in _HOOKABLE:
-            self._note_user_hook(args[0])
         self.asked = self.asked or getattr(func, "__name__", "") in ASKS
         if word in METADATA or functorch_active():
             # Wrapped tensors have no gradient of their own; what comes out of a transform is external.
@@ -221,9 +214,7 @@ class Session(TorchFunctionMode):
         number = len(self.calls)
         old = self._old[number] if self._same and number < len(self._old) else None
         enabled = torch.is_grad_enabled()
-        if old is None or not same_call(old, stem, func, refs, found) or not self._as_planned(old, args, kwargs):
-            if self._same and self._planned is not None:
-                self._planned.differs(self._sites)
+        if old is None or not same_call(old, stem, func, refs, found):
             self._same = False
             if op == "call":
                 op, target = fx_op(func, word)
@@ -257,21 +248,25 @@ class Session(TorchFunctionMode):
             site = self._sites
             self._sites += 1
             recording.shapes.append(tensor.shape if not tensor.is_nested else ())
-            planned = self._planned
             if requires and recording.edges is not None:
                 recording.edges.note(site, tensor)
                 self._sequence = sequence_number()
-            if requires and planned is not None and planned.active:
-                if site in planned.plan.steps:
-                    planned.leave_out(site, tensor)
-                else:
-                    self.put(recording, tensor, site)
-                planned.returned(site, tensor)
-            elif requires:
-                self.put(recording, tensor, site)
-            else:
+            if not requires:
                 recording.not_required.add(site)
+            elif not self._has_hook(tensor, site):
+                self.put(recording, tensor, site)
         self._values.bind(ref, tensor, site, requires_grad=requires)
+
+    def _has_hook(self, tensor: Tensor, site: int) -> bool:
+        """Whether it is the very tensor of an earlier site, unchanged: then one hook sees the gradient of both."""
+        known = self._values.find(tensor)
+        if known is None or known.site < 0 or not known.requires_grad or known.version != version_of(tensor):
+            return False
+        recording = self.recording
+        if recording.same is None or recording.rewriting is not None:  # a rule acts where a hook is
+            return False
+        recording.same[site] = known.site
+        return True
 
     # ---- values ---------------------------------------------------------------------------------------------
 
@@ -346,42 +341,14 @@ class Session(TorchFunctionMode):
             return slice(self._template(value.start), self._template(value.stop), self._template(value.step))
         return constant(value)
 
-    def _as_planned(self, old: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether a call that a step of the probe plan goes through still does the same."""
-        planned = self._planned
-        if planned is None or not planned.active:
-            return True
-        if old.op == "call_module" and old.target in planned.plan.leaves:
-            return not tampered(self.modules.root.get_submodule(old.target))
-        if len(self.calls) not in planned.plan.through:
-            return True
-        return self._template(args) == old.args and old.kwargs == {k: self._template(v) for k, v in kwargs.items()}
-
     def _went_the_same_way(self, plan: Plan) -> None:
-        plan.repeated = True
         plan.lost.update(self.lost)
-        held = {Ref(plan.sites[site].call, plan.sites[site].output.position) for site in self._planned.settle()}
-        if self.hidden > plan.hidden or not self.hooked <= plan.hooked or held:
-            plan.hidden |= self.hidden
-            plan.hooked |= self.hooked
-            plan.held |= held
-            plan.replan()
-
-    def _held_values(self) -> set[Ref]:
-        return self._values.held(self.calls)
-
-    def _note_user_hook(self, tensor: Any) -> None:
-        refs = set(names_of(self._values.ref(tensor), self.calls))
-        if self.previous is not None and not refs <= self.previous.hooked:
-            self._planned.distrust("the user put a hook on a value")
-        self.hooked |= refs
+        plan.hidden |= self.hidden
 
     def _look_for_hidden_code(self) -> None:
         """Autograd nodes that no call of ours made: code that cannot be seen may use any value."""
         if not self.hidden and sequence_number() != self._sequence:
             self.hidden = True
-            if self._planned is not None and self._planned.active:
-                self._planned.distrust("differentiable code ran that cannot be seen")
 
     def _note_changed(self, args: tuple[Any, ...]) -> None:
         """After a call: a view that it changed in place has lost its hook."""
@@ -392,6 +359,12 @@ class Session(TorchFunctionMode):
 
     def _lose(self, known: Known) -> None:
         """The hook on a view cannot see what flows back after its memory was changed: autograd gave it a new node."""
-        if known.site >= 0:
-            self.recording.untold.add(known.site)
-            self.lost.add(known.ref)
+        site = known.site
+        if site < 0:
+            return
+        self.lost.add(known.ref)
+        while True:  # the hook serves earlier sites too, if it is the very tensor of theirs
+            self.recording.untold.add(site)
+            if site not in self.recording.same:
+                return
+            site = self.recording.same[site]

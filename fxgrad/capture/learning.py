@@ -1,67 +1,98 @@
-"""The first run of a trace that no eager record stands behind: node by node, writing down what each returned."""
+"""The first run of a graph: node by node, writing down what each returned."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
-from fxgrad.capture.agreement import node_stem, node_word
+from fxgrad.capture.agreement import facts_of, is_probe, node_stem, node_word
 from fxgrad.capture.captured import ModuleSpan, Ref
+from fxgrad.capture.containers import Rebuild
 from fxgrad.capture.eager import Session
 from fxgrad.capture.names import METADATA
 from fxgrad.capture.proxies import set_grad
-from fxgrad.capture.symbolic import Span, Trace
+from fxgrad.capture.symbolic import Span
 from fxgrad.capture.values import Values
 from fxgrad.structure import tensors_in
 
 
 class LearningRun(Session):
-    """Runs a trace once with the eager front end's bookkeeping, so that both make the same plan."""
+    """Runs a graph once with the eager front end's bookkeeping, so that both make the same plan.
 
-    def run_trace(
-        self, trace: Trace, args: tuple[Any, ...], kwargs: dict[str, Any], names: list[str]
-    ) -> tuple[Any, dict[fx.Node, int]]:
+    Attributes:
+        unprobed: nodes that get no hook, since nobody put a probe behind them.
+    """
+
+    unprobed: frozenset[fx.Node] = frozenset()
+
+    def run_graph(
+        self, graph: fx.Graph, spans: Sequence[Span], rebuild: Rebuild,
+        args: tuple[Any, ...], kwargs: dict[str, Any], names: list[str],
+    ) -> tuple[Any, dict[fx.Node, int]]:  # fmt: skip
         """What the model returns, and which call of the plan each node is."""
-        self._trace = trace
         self._numbers: dict[fx.Node, int] = {}
         self._line: str | None = None
+        self._node: fx.Node | None = None
+        self._given = [node for node in graph.nodes if node.op == "placeholder"]
         inputs = self._placeholders(args, kwargs, names)
         values = iter([tensor for _, tensor in tensors_in((args, kwargs))])
         env: dict[fx.Node, Any] = {}
-        left = Counter(used for node in trace.graph.nodes for used in node.all_input_nodes)
-        left.update(used for span in trace.spans for used in _nodes_in((span.inputs, span.outputs)))
-        self._open: list[tuple[Span, tuple[Ref, ...]]] = []
+        nodes = list(graph.nodes)
+        self._prepare(nodes, spans)
+        left = Counter(used for node in nodes for used in node.all_input_nodes)
+        left.update(self._named[name] for span in spans for name in (*span.inputs, *span.outputs) if name in self._named)
         result = None
-        for index, node in enumerate(trace.graph.nodes):
-            self._enter_spans(index, env)
+        for index, node in enumerate(nodes):
+            self._enter_spans(node, env)
             if node.op == "placeholder":
                 env[node] = next(values)
                 self._numbers[node] = index
             elif node.op == "output":
-                result = trace.rebuild(_filled(node.args[0], env))
+                result = rebuild(_filled(node.args[0], env))
+            elif is_probe(node):
+                env[node] = env[node.args[0]]
             else:
+                self._node = node
                 env[node] = self._step(node, env)
-            self._leave_spans(index, env, left)
+            self._leave_spans(node, env, left)
             for used in node.all_input_nodes:
                 _drop(used, env, left)
         self._finish(result, inputs)
         self._values = Values()
         return result, self._numbers
 
-    def _held_values(self) -> set[Ref]:
-        return set()  # generated code keeps nothing; what this run holds is its own
+    def _prepare(self, nodes: Sequence[fx.Node], spans: Sequence[Span]) -> None:
+        """Where each span begins and ends in this graph, which may have been edited."""
+        self._named = {node.name: node for node in nodes}
+        self._begin: dict[fx.Node, list[int]] = {}
+        self._end: dict[fx.Node, list[int]] = {}
+        self._module_calls = spans
+        self._open: dict[int, tuple[Ref, ...]] = {}
+        first: dict[int, fx.Node] = {}
+        last: dict[int, fx.Node] = {}
+        for node in nodes:
+            for span in facts_of(node)["spans"]:
+                first.setdefault(span, node)
+                last[span] = node
+        for span in sorted(first):
+            self._begin.setdefault(first[span], []).append(span)
+            self._end.setdefault(last[span], []).insert(0, span)  # inner ones, which began later, return earlier
 
     def _source(self) -> str | None:
         return self._line
 
+    def _has_hook(self, tensor: Tensor, site: int) -> bool:
+        node = self._given[len(self.calls) - 1] if self._node is None else self._node
+        return node in self.unprobed or super()._has_hook(tensor, site)
+
     def _step(self, node: fx.Node, env: dict[fx.Node, Any]) -> Any:
         args = fx.node.map_arg(node.args, lambda n: env[n])
         kwargs = fx.node.map_arg(node.kwargs, lambda n: env[n])
-        facts = node.meta.get("fxgrad", {})
-        self._line = facts.get("source")
+        self._line = facts_of(node)["source"]
         if node.op == "get_attr":
             value: Any = self.modules.root
             for name in str(node.target).split("."):
@@ -100,9 +131,9 @@ class LearningRun(Session):
         found = [("", args[0])] if word == "setitem" else list(tensors_in(result))
         if not found or isinstance(result, torch.Size):
             return
-        facts = node.meta["fxgrad"]
+        facts = facts_of(node)
         self._path, self._type = facts["path"], facts["type"]
-        if getattr(node.target, "__name__", "") == "getattr":
+        if node.target is getattr:
             args = args[:1]
         elif word in ("add", "mul") and len(args) == 2 and not isinstance(args[0], Tensor):  # noqa: PLR2004  # 2 * x
             args = args[::-1]  # runs as x * 2, and the eager front end cannot see it otherwise
@@ -110,20 +141,22 @@ class LearningRun(Session):
         self._add(node.op, node.target, word, node_stem(node), node.target, refs, args, kwargs, found)
         self._numbers[node] = len(self.calls) - 1
 
-    def _enter_spans(self, index: int, env: dict[fx.Node, Any]) -> None:
-        for span in self._trace.spans:
-            if span.first == index:
-                self._open.append((span, self._refs_in(span.inputs, env)))
+    def _enter_spans(self, node: fx.Node, env: dict[fx.Node, Any]) -> None:
+        for number in self._begin.get(node, ()):
+            self._open[number] = self._refs_named(self._module_calls[number].inputs, env)
 
-    def _leave_spans(self, index: int, env: dict[fx.Node, Any], left: Counter[fx.Node]) -> None:
-        for span, inputs in [entry for entry in reversed(self._open) if entry[0].last == index + 1]:
-            self.spans.append(ModuleSpan(span.path, span.type, inputs, self._refs_in(span.outputs, env)))
-            self._open = [entry for entry in self._open if entry[0] is not span]
-            for used in _nodes_in((span.inputs, span.outputs)):
-                _drop(used, env, left)
+    def _leave_spans(self, node: fx.Node, env: dict[fx.Node, Any], left: Counter[fx.Node]) -> None:
+        for number in self._end.get(node, ()):
+            span = self._module_calls[number]
+            returned = self._refs_named(span.outputs, env)
+            self.spans.append(ModuleSpan(span.path, span.type, self._open.pop(number), returned))
+            for name in (*span.inputs, *span.outputs):
+                if name in self._named:
+                    _drop(self._named[name], env, left)
 
-    def _refs_in(self, structure: Any, env: dict[fx.Node, Any]) -> tuple[Ref, ...]:
-        refs = (self._lookup(t) for n in _nodes_in(structure) if n in env for _, t in tensors_in(env[n]))
+    def _refs_named(self, names: Sequence[str], env: dict[fx.Node, Any]) -> tuple[Ref, ...]:
+        values = (env[node] for name in names if (node := self._named.get(name)) in env)
+        refs = (self._lookup(tensor) for value in values for _, tensor in tensors_in(value))
         return tuple(ref for ref in refs if ref is not None)
 
 
@@ -146,14 +179,3 @@ def _drop(node: fx.Node, env: dict[fx.Node, Any], left: Counter[fx.Node]) -> Non
     left[node] -= 1
     if not left[node]:
         env.pop(node, None)
-
-
-def _nodes_in(structure: Any) -> list[fx.Node]:
-    """The nodes of the proxies in a structure of arguments."""
-    if isinstance(structure, fx.Proxy):
-        return [structure.node]
-    if isinstance(structure, (tuple, list)):
-        return [node for item in structure for node in _nodes_in(item)]
-    if isinstance(structure, dict):
-        return [node for item in structure.values() for node in _nodes_in(item)]
-    return []

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import operator
+import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +24,13 @@ _OPTIONAL = frozenset({"grad", "grad_fn", "_base"})  # may be None, which a prox
 
 class FaithfulProxy(fx.Proxy):
     """A Proxy on which ``h += x`` and ``h[i] = x`` stay what they are."""
+
+    @property
+    def __class__(self) -> Any:
+        """The class; asked for by ``isinstance`` where the answer is no, as for ``isinstance(x, Tensor)``."""
+        frame = sys._getframe(1)  # noqa: SLF001  # who asks
+        object.__getattribute__(self, "tracer").asked_for_class(frame)
+        return FaithfulProxy
 
     def __getattr__(self, name: str) -> Any:
         if name in _OPTIONAL:
@@ -46,9 +55,18 @@ for _name in _AUGMENTED:
     setattr(FaithfulProxy, f"__{_name}__", _augmented(_name))
 
 
+class Around(threading.local):
+    """Whether gradients were on when the graph began to run, in this thread."""
+
+    grad = True
+
+
+around = Around()
+
+
 def set_grad(mode: bool) -> None:  # noqa: FBT001  # a node of the graph takes positional arguments
-    """Switch gradients on or off; the node that a ``no_grad`` region becomes."""
-    torch.set_grad_enabled(mode)
+    """Switch gradients off, or on again if they were on around the graph; what a ``no_grad`` region becomes."""
+    torch.set_grad_enabled(mode and around.grad)
 
 
 class NodesForConstants(TorchFunctionMode):

@@ -47,7 +47,7 @@ class _Replay:
         self.not_required: set[int] = set()
         self.untold: set[int] = set()
         self.plan: Any = None
-        self.planned: Any = None
+        self.same: Any = None
         self.edges: Any = None
         self.values: Any = None
 

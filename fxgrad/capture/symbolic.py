@@ -2,20 +2,20 @@
 
 Against ``torch.fx.symbolic_trace``: augmented assignments and item assignments stay in place, gradient switches
 become nodes, tensors made and random numbers drawn become nodes, nothing is removed as dead, and what cannot be
-kept (autocast regions, custom autograd functions, checkpointed regions, hooks and modules made in forward, attributes
-written, hooks on inlined modules) is refused with its reason.
+kept (autocast regions, custom autograd functions, checkpointed regions, hooks and modules made in forward, hooks on
+inlined modules) is refused with its reason.  As with torch.fx, Python state is baked in: numbers, flags, entries of
+dictionaries and globals are what they were when the model was traced.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dis
-import io
+import functools
 import operator
-import os
-import sys
 import threading
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,51 +23,46 @@ import torch
 from torch import Tensor, fx, nn
 
 from fxgrad.capture.calls import named_arguments
-from fxgrad.capture.containers import rebuilder
-from fxgrad.capture.guards import Guards, LeafGuard, ModuleGuard, NameGuard, class_guards, code_guards
+from fxgrad.capture.containers import Rebuild, rebuilder
 from fxgrad.capture.modules import ModuleMap
-from fxgrad.capture.names import from_torch, is_leaf, of_the_user, source_line
-from fxgrad.capture.pictures import FUNCTIONS, SIMPLE
+from fxgrad.capture.names import is_leaf, of_the_user, source_line
 from fxgrad.capture.proxies import FaithfulProxy, NodesForConstants, set_grad
-from fxgrad.capture.surroundings import random_state, without_collector
 from fxgrad.errors import CaptureError
 from fxgrad.structure import tensors_in
-from fxgrad.torch_private import entering_wrapped_functions, global_hooks, has_hooks
+from fxgrad.torch_private import checkpointing_entry, entering_wrapped_functions, global_hooks, has_hooks
 
 _REFUSED = frozenset({"register_hook", "backward", "register_post_accumulate_grad_hook", "requires_grad_", "grad"})
-# Functions of torch whose effect a trace would lose, by file and name.
-_LOSSY = {
-    ("checkpoint.py", "checkpoint"): "activation checkpointing",
-    ("module.py", "register_forward_hook"): "a hook registered in forward",
-    ("module.py", "register_forward_pre_hook"): "a hook registered in forward",
-    ("module.py", "register_full_backward_hook"): "a hook registered in forward",
-    ("graph.py", "__enter__"): "a context of torch.autograd.graph",
-    ("_trace.py", "trace"): "torch.jit.trace",
-}
-_CLOCKS = frozenset({"time", "posix", "nt", "_random", "_datetime", "_secrets", "select"})
+_MODULE_HOOKS = ("register_forward_hook", "register_forward_pre_hook", "register_full_backward_hook")
 
 
 @dataclass(slots=True)
 class Span:
-    """A call of an inlined module: its arguments and result, and the graph nodes around it."""
+    """A call of an inlined module: names of the graph nodes that it took and returned.
+
+    The nodes that were made in it have its number among the ``spans`` of their facts.
+    """
 
     path: str
     type: str
-    first: int
-    last: int
-    inputs: Any
-    outputs: Any
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
 class Trace:
-    """A faithful trace of one model for one structure of arguments."""
+    """A faithful trace of one model for one structure of arguments.
+
+    Attributes:
+        graph: what ran.
+        spans: the calls of inlined modules, in the order in which they began.
+        doubts: what only a comparison with the model's own run can settle.
+        rebuild: gives a result of the graph its own container types.
+    """
 
     graph: fx.Graph
     spans: list[Span]
-    guards: Guards
     doubts: list[str]
-    rebuild: Callable[[Any], Any]
+    rebuild: Rebuild
 
 
 # torch.fx patches nn.Module while it traces; two traces at once would restore each other's patches.
@@ -85,17 +80,12 @@ class FaithfulTracer(fx.Tracer):
         self.refusals: list[str] = []
         self._named: set[str] = set()
         self.spans: list[Span] = []
-        self.inlined: dict[int, tuple[str, nn.Module]] = {}
-        self.executed: dict[types.CodeType, dict[str, Any]] = {}
-        self.names: list[NameGuard] = []
         self.doubts: list[str] = []
-        self.guards = {
-            key: ModuleGuard(place.path, place.module, root=place.module is modules.root)
-            for key, place in modules.places.items()
-            if not place.leaf or place.module is modules.root
-        }
+        self._asked: set[types.CodeType] = set()
+        self._read: set[types.CodeType] = set()
         self._given: list[tuple[Any, Any]] = []
         self._stack: list[tuple[str, str]] = [("", modules.places[id(modules.root)].type)]
+        self._inside: tuple[int, ...] = ()
         self.returned: Any = None
         self._grad_mode = True
         self._autocast = _autocast_state()
@@ -143,14 +133,10 @@ class FaithfulTracer(fx.Tracer):
         kwargs = fill(self._arguments[1])
 
         def run(root: nn.Module, *_: Any) -> Any:
-            outer = sys.getprofile()
-            sys.setprofile(self._profile)
-            try:
-                with NodesForConstants(self):
-                    self.returned = root_fn(root, *args, **kwargs)
-                    return self.returned
-            finally:
-                sys.setprofile(outer)
+            self._refuse_outer_writes(root)
+            with NodesForConstants(self):
+                self.returned = root_fn(root, *args, **kwargs)
+                return self.returned
 
         return run, [self.root, *made]
 
@@ -194,17 +180,19 @@ class FaithfulTracer(fx.Tracer):
         if has_hooks(m) or "forward" in m.__dict__ or type(m).__call__ is not nn.Module.__call__:
             self.refuse(f"module {place.path} has hooks or a forward of its own, which must see real tensors")
             raise CaptureError(self.refusals[-1])  # not to be run with proxies, not even once
-        self.inlined[id(m)] = (place.path, m)
-        self.refuse_unknown(m)
-        span = Span(place.path, place.type, len(self.graph.nodes), 0, (args, kwargs), None)
+        self._refuse_outer_writes(m)
+        span = Span(place.path, place.type, _names_in((args, kwargs)))
+        outer = self._inside
+        self._inside = (*outer, len(self.spans))
+        self.spans.append(span)
         self._stack.append((place.path, place.type))
         try:
-            span.outputs = forward(*args, **kwargs)
+            result = forward(*args, **kwargs)
         finally:
             self._stack.pop()
-        span.last = len(self.graph.nodes)
-        self.spans.append(span)
-        return span.outputs
+            self._inside = outer
+        span.outputs = _names_in(result)
+        return result
 
     def create_node(self, kind: str, target: Any, *rest: Any, **named: Any) -> fx.Node:
         """Note where a node comes from; put a node where the gradient mode was switched."""
@@ -217,6 +205,7 @@ class FaithfulTracer(fx.Tracer):
         path, type_name = self._stack[-1]
         node.meta["fxgrad"] = {
             "path": path, "type": type_name, "source": source_line(), "grad_enabled": torch.is_grad_enabled(),
+            "spans": self._inside,
         }  # fmt: skip
         return node
 
@@ -224,7 +213,7 @@ class FaithfulTracer(fx.Tracer):
         enabled = torch.is_grad_enabled()
         if enabled != self._grad_mode:
             self._grad_mode = enabled
-            super().create_node("call_function", set_grad, (enabled,), {}).meta["fxgrad"] = {"switch": enabled}
+            super().create_node("call_function", set_grad, (enabled,), {}).meta["fxgrad"] = {"spans": self._inside}
         if torch.is_inference_mode_enabled():
             self.refuse("an inference_mode region in forward")
         if _autocast_state() != self._autocast:
@@ -238,96 +227,98 @@ class FaithfulTracer(fx.Tracer):
                 self.refuse("a tensor that is neither an argument nor an attribute of the model")
         return super().create_arg(a)
 
-    def _profile(self, frame: types.FrameType, event: str, argument: Any) -> None:
-        if event == "c_call":
-            owner = getattr(argument, "__self__", None)
-            if argument.__name__ == "apply" and isinstance(owner, type) and issubclass(owner, torch.autograd.Function):
-                self.refuse(f"the custom autograd function {owner.__name__}")
-            module = getattr(argument, "__module__", None) or type(getattr(argument, "__self__", None)).__module__
-            writes = isinstance(owner, io.IOBase) and argument.__name__ in ("write", "writelines", "read", "readline")
-            if writes or argument in (print, open, input):
-                self._stop(f"{argument.__name__}() called in forward ({frame.f_code.co_filename}:{frame.f_lineno})")
-            if module in _CLOCKS and of_the_user(frame.f_code.co_filename):
-                self.refusals.append(f"{module}.{argument.__name__} called in forward ({frame.f_code.co_filename})")
-            return
-        if event != "call":
-            return
+    def asked_for_class(self, frame: types.FrameType) -> None:
+        """``isinstance`` was asked about a proxy: where that may be whether it is a tensor, the answer is wrong."""
         code = frame.f_code
-        file = code.co_filename
-        if from_torch(file):
-            lossy = _LOSSY.get((file.replace(os.sep, "/").rpartition("/")[2], code.co_name))
-            if lossy is not None:
-                self.refuse(lossy)
-        if of_the_user(file) and code not in self.executed:
-            self.executed[code] = frame.f_globals
-            self._refuse_outer_writes(frame)
-            self._guard_names(code_guards([(code, frame.f_globals)]))  # as they are before the code runs
-            asked = set(code.co_names)
-            if "is_tensor" in asked or {"isinstance", "Tensor"} <= asked:
-                self.doubts.append(f"forward asks whether a value is a tensor ({file}:{code.co_firstlineno})")
-        self._closure(frame)
-
-    def refuse_unknown(self, m: nn.Module) -> None:
-        """A module with state that nothing can compare (an iterator, a random generator) is not even entered."""
-        guard = self.guards[id(m)]
-        if guard.unknown is not None:
-            self._stop(f"attribute {guard.unknown!r} of {guard.path} holds state that cannot be compared")
-
-    def _refuse_outer_writes(self, frame: types.FrameType) -> None:
-        """Code that binds a global or a variable of an outer function is refused before it runs, even once."""
-        free = set(frame.f_code.co_freevars)
-        for step in dis.get_instructions(frame.f_code):
-            bound = step.opname in ("STORE_GLOBAL", "DELETE_GLOBAL")
-            if bound or (step.opname in ("STORE_DEREF", "DELETE_DEREF") and step.argval in free):
-                self._stop(f"forward binds {step.argval!r} outside of itself ({frame.f_code.co_filename})")
-
-    def _guard_names(self, guards: list[NameGuard]) -> None:
-        self.names += guards
-        for guard in guards:
-            if not guard.known:
-                self._stop(f"{guard.where} holds state that cannot be compared")
-
-    def _stop(self, what: str) -> None:
-        self.refusals.append(what)
-        raise CaptureError(what)
-
-    def _closure(self, frame: types.FrameType) -> None:
-        """What the code takes from an outer function that has returned: constants, which nothing guards, containers."""
-        free = frame.f_code.co_freevars
-        if not free or not of_the_user(frame.f_code.co_filename):
+        if code.co_name == "is_tensor" and frame.f_back is not None:
+            code = frame.f_back.f_code
+        if code in self._asked or not of_the_user(code.co_filename):
             return
-        for name in free:
-            value = frame.f_locals.get(name)
-            if isinstance(value, (Tensor, fx.Proxy, nn.Module, *FUNCTIONS)):
-                continue
-            outer = frame.f_back
-            while outer is not None and name not in outer.f_code.co_cellvars:
-                outer = outer.f_back
-            if outer is None and isinstance(value, SIMPLE):
-                self.refusals.append(f"{name!r} comes from a closure ({frame.f_code.co_filename})")
-            elif outer is None:
-                self._guard_names([NameGuard(f"{name!r} of a closure", lambda v=value: v)])  # type: ignore[misc]
+        self._asked.add(code)
+        names = set(code.co_names)
+        if "is_tensor" in names or {"isinstance", "Tensor"} <= names:
+            self.doubts.append(f"forward asks whether a value is a tensor ({code.co_filename}:{code.co_firstlineno})")
 
-    def leaf_guards(self) -> list[LeafGuard]:
-        """Guards for attributes of leaf modules that the user's code names."""
-        words: set[str] = set()
-        for code in self.executed:
-            words.update(code.co_names, (word for word in code.co_consts if isinstance(word, str)))
-        leaves = (place for place in self.modules.places.values() if place.leaf and place.module is not self.root)
-        guards = (LeafGuard(place.path, place.module, words) for place in leaves)
-        return [guard for guard in guards if guard]
+    def stop(self, what: str) -> None:
+        """Note a reason against the trace, and end it.
 
-    def changed_outside(self) -> list[str]:
-        """What the code changed outside of the model while it was traced; containers get their entries back."""
-        changes = []
-        if not all(_same_entries(filled, before) for filled, before in self._given):
-            changes.append("forward changes a list or dict that it was given")
-        for guard in self.names:
-            reason = guard.broken()
-            if reason is not None:
-                changes.append(f"forward writes outside of the model: {reason}")
-                guard.restore()
-        return changes
+        Raises:
+            CaptureError: always.
+        """
+        self.refuse(what)
+        raise CaptureError(self.refusals[-1])
+
+    def _refuse_outer_writes(self, m: nn.Module) -> None:
+        """A forward that binds a global, or a variable of an outer function, is refused before it runs."""
+        code = getattr(type(m).forward, "__code__", None)
+        if code is None or code in self._read:
+            return
+        self._read.add(code)
+        for bound in _outer_writes(code):
+            self.stop(f"forward binds {bound!r} outside of itself ({code.co_filename})")
+
+    @contextlib.contextmanager
+    def lossy_calls_refused(self) -> Iterator[None]:
+        """While tracing, in this thread: calls of torch whose effect a trace would lose end it."""
+        home, name = checkpointing_entry()
+        places: list[tuple[Any, str, Callable[[Any], str]]] = [
+            (torch.autograd.Function, "apply", _function_word),
+            (home, name, lambda _: "activation checkpointing"),
+            (torch.autograd.graph.saved_tensors_hooks, "__enter__", lambda _: "a context of torch.autograd.graph"),
+            *((nn.Module, hook, lambda _: "a hook registered in forward") for hook in _MODULE_HOOKS),
+        ]
+        saved = [(owner, attribute, vars(owner)[attribute]) for owner, attribute, _ in places]
+        for (owner, attribute, word), (_, _, own) in zip(places, saved, strict=True):
+            setattr(owner, attribute, self._refusing(own, word))
+        try:
+            yield
+        finally:
+            for owner, attribute, own in saved:
+                setattr(owner, attribute, own)
+
+    def _refusing(self, own: Any, word: Callable[[Any], str]) -> Any:
+        by_class = isinstance(own, classmethod)
+        function = own.__func__ if by_class else own
+
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if threading.get_ident() == self._thread:
+                self.stop(word(args[0] if args else None))
+            return function(*args, **kwargs)
+
+        return classmethod(call) if by_class else call
+
+    def given_changed(self) -> bool:
+        """Whether the code changed a list or dict that it was given."""
+        return not all(_same_entries(filled, before) for filled, before in self._given)
+
+
+def _function_word(kind: Any) -> str:
+    name = kind.__name__
+    return "activation checkpointing" if name == "CheckpointFunction" else f"the custom autograd function {name}"
+
+
+@functools.cache
+def _outer_writes(code: types.CodeType) -> tuple[str, ...]:
+    """What the code, or a function in it, binds outside of itself."""
+    free = set(code.co_freevars)
+    found = [
+        step.argval for step in dis.get_instructions(code)
+        if step.opname in ("STORE_GLOBAL", "DELETE_GLOBAL")
+        or (step.opname in ("STORE_DEREF", "DELETE_DEREF") and step.argval in free)
+    ]  # fmt: skip
+    return tuple(found)
+
+
+def _names_in(structure: Any) -> tuple[str, ...]:
+    """The names of the nodes of the proxies in a structure of arguments."""
+    if isinstance(structure, fx.Proxy):
+        return (structure.node.name,)
+    if isinstance(structure, dict):
+        structure = structure.values()
+    elif not isinstance(structure, (tuple, list)):
+        return ()
+    return tuple(name for item in structure for name in _names_in(item))
 
 
 def _same_entries(one: Any, two: Any) -> bool:
@@ -343,39 +334,31 @@ def _autocast_state() -> tuple[Any, ...]:
 def trace(modules: ModuleMap, args: tuple[Any, ...], kwargs: dict[str, Any], names: list[str]) -> Trace:
     """Trace the model for arguments of this structure.
 
-    The Python of ``forward`` runs once with proxies; what it wrote into the model is the caller's to undo.
+    The Python of ``forward`` runs once with proxies; what it wrote into the model is the caller's to find and undo.
 
     Raises:
         CaptureError: the trace would not be faithful, or torch.fx cannot make one; the message says why.
     """
     root = modules.root
-    name = type(root).__name__
     if next(iter(global_hooks()), None) is not None:
-        message = f"{name} cannot be traced symbolically: a global module hook is registered"
-        raise CaptureError(message)
+        raise refusal(root, ["a global module hook is registered"])
     tracer = FaithfulTracer(modules)
     tracer.use(args, kwargs, names)
-    before = random_state()
     try:
-        tracer.refuse_unknown(root)
-        with _ONE_AT_A_TIME, entering_wrapped_functions(), without_collector(), torch.enable_grad():
+        with _ONE_AT_A_TIME, entering_wrapped_functions(), tracer.lossy_calls_refused(), torch.enable_grad():
             graph = tracer.trace(root)
     except Exception as error:
-        tracer.changed_outside()
-        reasons = "; ".join(dict.fromkeys(tracer.refusals)) or f"{type(error).__name__}: {str(error).splitlines()[0]}"
-        message = f"{name} cannot be traced symbolically: {reasons}"
-        raise CaptureError(message) from error
-    if before != random_state():
-        tracer.refusals.append("random numbers drawn in forward outside of torch's functions")
-    tracer.refusals += tracer.changed_outside()
-    # Containers such as ModuleList are entered without being called, so every module that may be entered is guarded.
-    entered = list(tracer.guards.values())
-    written = [reason for guard in entered if (reason := guard.broken()) is not None]
-    if written and not tracer.refusals:  # hooks are refused by name already
-        tracer.refusals.append(f"forward writes into the model: {written[0]}")
+        reasons = tracer.refusals or [f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"]
+        raise refusal(root, reasons) from error
+    if tracer.given_changed():
+        tracer.refusals.append("forward changes a list or dict that it was given")
     if tracer.refusals:
-        message = f"{name} cannot be traced symbolically: {'; '.join(dict.fromkeys(tracer.refusals))}"
-        raise CaptureError(message)
-    named = tracer.names + class_guards({type(m) for _, m in tracer.inlined.values()} | {type(root)})
-    guards = Guards([*entered, *tracer.leaf_guards(), *named])
-    return Trace(graph, tracer.spans, guards, tracer.doubts, rebuilder(tracer.returned))
+        raise refusal(root, tracer.refusals)
+    return Trace(graph, tracer.spans, tracer.doubts, rebuilder(tracer.returned))
+
+
+def refusal(model: nn.Module, reasons: Iterable[str]) -> CaptureError:
+    """The error for a model that cannot be traced."""
+    return CaptureError(
+        f"{type(model).__name__} cannot be traced symbolically: {'; '.join(dict.fromkeys(reasons))}"
+    )

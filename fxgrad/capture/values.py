@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
-from fxgrad.capture.captured import Call, Ref
+from fxgrad.capture.captured import Ref
 from fxgrad.structure import tensors_in
-from fxgrad.torch_private import base_of, held_by_python, version_of
+from fxgrad.torch_private import base_of, version_of
 
 
 @dataclass(slots=True)
@@ -81,17 +80,3 @@ class Values:
         """The values among the arguments of a call that were changed in place since they were returned."""
         known = [(tensor, self.find(tensor)) for _, tensor in tensors_in((args, kwargs))]
         return tuple(k.ref for tensor, k in known if k is not None and version_of(tensor) != k.version)
-
-    def held(self, calls: Sequence[Call]) -> set[Ref]:
-        """The values that some Python object refers to, under all names of theirs."""
-        found = [known.ref for known in self.by_id.values() if held_by_python(known.tensor)]
-        return {name for ref in found for name in names_of(ref, calls)}
-
-
-def names_of(ref: Ref | None, calls: Sequence[Call]) -> Iterator[Ref]:
-    """The value, and the earlier values whose very tensor it is."""
-    while ref is not None:
-        yield ref
-        call = calls[ref.call]
-        same = dict(zip((output.position for output in call.outputs), call.same_object, strict=False))
-        ref = same.get(ref.position)

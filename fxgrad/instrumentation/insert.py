@@ -1,6 +1,7 @@
 """The pass: requires -> edit -> ensures -> lint, on a copy of the graph.
 
-Behind every node that may return a tensor stands a probe; who used the node's value uses the probe's.
+Behind every node that may return a tensor stands a probe; who used the node's value uses the probe's.  The number of
+the probe is kept among our facts on the node.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from fxgrad.instrumentation.probe import probe
 
 
 def insert_probes(graph: fx.Graph, numbers: Mapping[fx.Node, int]) -> fx.Graph:
-    """A copy of ``graph`` with a probe behind each node in ``numbers``, which gives the number of its call.
+    """A copy of ``graph`` with a probe behind each node in ``numbers``, which gives its number.
 
     Raises:
         ValueError: ``graph`` has no output, or has probes already.
@@ -50,8 +51,11 @@ def _probe_behind(graph: fx.Graph, node: fx.Node, number: int) -> None:
     place = node
     while place.op == "placeholder" and place.next.op == "placeholder":
         place = place.next
+    node.meta["fxgrad"] = {**node.meta.get("fxgrad", {}), "probe": number}
     with graph.inserting_after(place):
         put = graph.call_function(probe, (node if changed is None else changed, number))
+    spans = node.meta["fxgrad"].get("spans", ())
+    put.meta["fxgrad"] = {"path": "", "type": "", "source": None, "grad_enabled": True, "spans": spans}
     if changed is None:
         node.replace_all_uses_with(put, delete_user_cb=lambda user: user is not put)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,8 +9,6 @@ import torch
 from torch import Tensor
 
 from fxgrad.instrumentation.edges import EdgeNotes
-from fxgrad.instrumentation.plan import ProbePlan
-from fxgrad.instrumentation.planned import NO_PLAN, Planned
 from fxgrad.instrumentation.probe import put
 from fxgrad.structure import tensors_in
 
@@ -32,8 +29,9 @@ class Recording:
         leaves: the hooks on leaf tensors, which outlive the call.
         computed: whether any value but a leaf has a hook.
         differentiated: whether a backward pass through the call was itself recorded by autograd (``create_graph``).
-        planned: which sites get no hook in this call.
+        same: sites whose value is the very tensor of an earlier site, with that site, whose hook serves both.
         edges: where values are in the autograd graph; None where edges are not measured.
+        unprobed: sites that nobody put a probe at, with the reason.
         rewriting: the rewrite rules of this call, which then put the hooks; None without rules.
         window: what rules at parameters do from this call to the next; None without such rules.
         partial: gives the graph of the calls so far, while the model's own Python runs.
@@ -43,8 +41,8 @@ class Recording:
 
     __slots__ = (
         "__weakref__", "accumulating", "computed", "differentiated", "edges", "escalated", "expected", "leaves",
-        "not_required", "number", "parameters", "part", "partial", "plan", "planned", "report", "rewriting", "shapes",
-        "sink", "table", "task", "untold", "values", "window",
+        "not_required", "number", "parameters", "part", "partial", "places", "plan", "report", "rewriting", "same",
+        "shapes", "sink", "task", "unprobed", "untold", "values", "window",
     )  # fmt: skip
 
     def __init__(self, sink: Any, number: int, expected: int) -> None:
@@ -69,35 +67,26 @@ class Recording:
         self.edges: EdgeNotes | None = None
         self.values: Any = None
         self.accumulating: bool | None = None
-        self.use(NO_PLAN)
-
-    def use(self, probes: ProbePlan) -> None:
-        """Put hooks only where ``probes`` wants them."""
-        this = weakref.ref(self)  # no cycle: a freed autograd graph is to take its recording along
-
-        def hook(value: Tensor, site: int) -> None:
-            recording = this()
-            if recording is not None:
-                put(recording, value, site)
-
-        self.planned = Planned(probes, hook)
+        self.same: dict[int, int] = {}
+        self.unprobed: Mapping[int, str] = {}
+        self.places: Mapping[int, int] = {}
 
     def distrust(self) -> None:
         """A backward pass is being differentiated: what a call saved may send back more than its result's users do."""
         self.differentiated = True
-        if self.plan is not None and not self.plan.hidden:
-            self.plan.hidden = True
-            self.plan.replan()
 
-    def follow(self, plan: Any) -> None:
-        """Take probes of generated code, whose sites are known from ``plan`` beforehand."""
+    def follow(self, plan: Any, places: Mapping[int, int]) -> None:
+        """Take the probes of a graph whose calls are known from ``plan``; ``places``: by probe, the number of its call."""
         self.plan = plan
-        self.table: list[tuple[int, ...]] = plan.planned_table if self.planned.active else plan.probe_table
+        self.places = places
         self.shapes = [()] * len(plan.sites)
 
-    def probe(self, value: Any, call: int) -> None:
-        """Put hooks on the tensors that call number ``call`` returned."""
-        sites = self.table[call]
+    def probe(self, value: Any, number: int) -> None:
+        """Put hooks on the tensors that the node behind which probe ``number`` stands has returned."""
+        call = self.places.get(number)
+        if call is None:  # it returned no tensor when the graph was first run
+            return
+        sites = self.plan.probe_table[call]
         if self.values is not None:
             tensors = [tensor for _, tensor in tensors_in(value)]
             self.values.returned(self.plan.calls, call, tensors, self.plan.site_table[call])
@@ -108,27 +97,12 @@ class Recording:
             self._tensor(tensor, site)
 
     def _tensor(self, value: Tensor, site: int) -> None:
-        if site == -1:
+        if site < 0:
             return
-        left_out = site < 0
-        if left_out:
-            site = -2 - site
         self.shapes[site] = () if value.is_nested else value.shape
         if not value.requires_grad or not torch.is_grad_enabled():
             self.not_required.add(site)
             return
         if self.edges is not None:
             self.edges.note(site, value)
-        if left_out:
-            self.planned.leave_out(site, value)
-        else:
-            put(self, value, site)
-        if self.planned.active:
-            self.planned.returned(site, value)
-
-    def retire(self, probes: ProbePlan, hooks: Mapping[int, Any]) -> None:
-        """Silence the hooks that a call put on before its plan was known, where a step leads to another site."""
-        for site in probes.steps:
-            hooks[site].index = -1
-        outputs = [spec.output for spec in self.plan.sites]
-        self.planned.retire(probes, {site: (self.shapes[site], outputs[site].dtype) for site in probes.steps})
+        put(self, value, site)

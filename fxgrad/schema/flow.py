@@ -31,6 +31,7 @@ class CaptureReport:
         model: class name of the model.
         training: the model's ``training`` flag during the measured forward.
         torch_version: version of torch that ran it.
+        recorder: what put the hooks: ``"python"``; ``"slots"`` where the graph itself computes the statistics.
     """
 
     front_end: FrontEnd
@@ -40,6 +41,7 @@ class CaptureReport:
     torch_version: str
     refused: tuple[tuple[str, str], ...] = ()
     asked: bool = False
+    recorder: str = "python"
 
 
 @dataclass(frozen=True, slots=True)
