@@ -32,7 +32,7 @@ from fxgrad.record.values import ValueRecorder
 from fxgrad.rewriting.apply import MARK, NodeRules, rules_of
 from fxgrad.rewriting.tally import Windows
 from fxgrad.schema import CaptureReport, FrontEnd, GradientFlow, Level, SiteKind, Statistics
-from fxgrad.torch_private import forget_empty_hooks, functorch_active
+from fxgrad.torch_private import forget_empty_hooks, functorch_active, without_torch_function
 from fxgrad.training import Training
 
 NO_NATIVE = "the model's own Python ran under the Python recorder: there is no native observer yet"
@@ -142,12 +142,14 @@ class Engine:
             self._windows.close()
         if not (observe or rules) or not torch.is_grad_enabled() or functorch_active():
             return self._plain(args, kwargs)
-        recording = self._begin(rules, observe=observe)
+        with without_torch_function():
+            recording = self._begin(rules, observe=observe)
         result = self._record(recording, args, kwargs)
-        self._finish(recording)
-        if observe:
-            if self.parameters.lazy:  # made in the forward, by now
+        with without_torch_function():
+            self._finish(recording)
+            if observe and self.parameters.lazy:  # made in the forward, by now
                 self.parameters.refresh(self.modules.parameters)
+        if observe:
             self._live.add(recording)
         return result
 

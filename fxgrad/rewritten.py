@@ -21,7 +21,7 @@ from fxgrad.rewriting.state import State
 from fxgrad.rewriting.stepping import Steps
 from fxgrad.schema import RewriteReport
 from fxgrad.structure import tensors_in
-from fxgrad.torch_private import functorch_active
+from fxgrad.torch_private import functorch_active, without_torch_function
 
 
 class Rewrite:
@@ -70,9 +70,10 @@ class Rewrite:
             self._steps.forward()
         self._follow()
         if self._in_backward.at_end and torch.is_grad_enabled() and not functorch_active():
-            for _, tensor in tensors_in(result):
-                if tensor.requires_grad and not tensor.is_leaf:
-                    tensor.register_hook(Begin(self._in_backward))  # type: ignore[no-untyped-call]
+            with without_torch_function():
+                for _, tensor in tensors_in(result):
+                    if tensor.requires_grad and not tensor.is_leaf:
+                        tensor.register_hook(Begin(self._in_backward))  # type: ignore[no-untyped-call]
 
     def _follow(self) -> None:
         self._units.refresh()

@@ -19,6 +19,7 @@ import torch
 import torch.fx
 import torch.nn.modules.module as _module
 from torch import Tensor, nn
+from torch.utils import _python_dispatch
 
 from fxgrad.errors import CaptureError, OptionError
 
@@ -32,6 +33,21 @@ def without_torch_function() -> AbstractContextManager[Any]:
     switch = getattr(torch._C, "DisableTorchFunction", None)  # noqa: SLF001
     context: AbstractContextManager[Any] = switch() if switch is not None else nullcontext()
     return context
+
+
+def without_dispatch_modes() -> AbstractContextManager[Any]:
+    """A context in which the operators of our own statistics are seen by no ``TorchDispatchMode`` of the user's.
+
+    ``torch.utils._python_dispatch._disable_current_modes``; without it, or the count of modes, they are seen.
+    """
+    if not _count_modes():
+        return nullcontext()
+    off = getattr(_python_dispatch, "_disable_current_modes", nullcontext)
+    context: AbstractContextManager[Any] = off()
+    return context
+
+
+_count_modes: Callable[[], int] = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 0)  # noqa: SLF001
 
 
 def _no_transform() -> None:
