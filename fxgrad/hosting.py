@@ -79,7 +79,9 @@ class Host:
             return self.plain(*args, **kwargs)
         if graph_in_the_making():  # of torch.jit.trace or torch.export, which runs what it makes without us
             return self.plain(*args, **kwargs)
-        guest = next((g for g in reversed(guests) if g.observes), guests[-1])
+        guest = guests[-1]
+        if not guest.observes and len(guests) > 1:
+            guest = next((g for g in reversed(guests) if g.observes), guest)
         result = guest.call(args, kwargs)
         for one in guests:
             one.returned(result)

@@ -204,11 +204,15 @@ def graph_in_the_making() -> bool:
     """Whether ``torch.jit.trace``, ``torch.export`` or ``torch.fx`` writes down what runs now.
 
     ``torch._C._is_tracing`` is ``torch.jit.is_tracing`` without its detour; of torch.fx there is no documented
-    question, and without this one a watched submodule is observed while a parent is traced.
+    question, and without this one a watched submodule is observed while a parent is traced.  It is slow, and asked only
+    where somebody has replaced ``nn.Module.__call__``, as torch.fx does for the time of a trace.
     """
-    return torch._C._is_tracing() or torch.compiler.is_compiling() or _fx_traces()  # noqa: SLF001
+    if torch._C._is_tracing() or torch.compiler.is_compiling():  # noqa: SLF001
+        return True
+    return nn.Module.__call__ is not _MODULE_CALL and _fx_traces()
 
 
+_MODULE_CALL = nn.Module.__call__
 _fx_traces: Callable[[], bool] = getattr(torch.fx._symbolic_trace, "is_fx_symbolic_tracing", lambda: False)  # noqa: SLF001
 
 
