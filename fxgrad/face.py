@@ -60,9 +60,9 @@ class Plain:
 
     def is_below(self, forward: Any) -> bool:
         """Whether ``forward`` is surely the model's own, bare or with some of its ``functools.wraps`` taken off."""
-        unwrapped = self.forward
+        unwrapped, found = self.forward, _function(forward)
         while unwrapped is not None:
-            if unwrapped == forward or getattr(forward, "__func__", ABSENT) in {unwrapped, _function(unwrapped)}:
+            if found is _function(unwrapped):
                 return True
             unwrapped = getattr(unwrapped, "__wrapped__", None)
         return False

@@ -231,16 +231,6 @@ def test_what_was_saved_loads_where_there_is_no_fxgrad(tmp_path: Path, monkeypat
     assert (done.returncode, done.stdout.splitlines()) == (0, [want, want]), done.stderr
 
 
-class Shallow(Net):
-    """Copies itself by its dictionary, as ``nn.DataParallel`` does."""
-
-    def __copy__(self) -> Shallow:
-        other = self.__class__.__new__(self.__class__)
-        other.__dict__.update(self.__dict__)
-        other._parameters, other._modules = dict(self._parameters), dict(self._modules)
-        return other
-
-
 def test_a_replica_of_data_parallel_runs_its_own_forward(x: Tensor) -> None:
     model = Net()
     with fxgrad.watch(model, **WATCH) as watch:

@@ -118,7 +118,7 @@ def _fresh() -> Any:
 
 
 def accelerated(order: str, precision: str, keep: bool) -> tuple[list[Tensor], list[int], Any]:
-    """Train, unwrap, call; ``order`` is when the watch is put on."""
+    """Train, unwrap, train, read, train; ``order`` is when the watch is put on."""
     torch.manual_seed(0)
     model = Small()
     accelerator = accelerate.Accelerator(cpu=True, mixed_precision=precision)
@@ -140,6 +140,7 @@ def accelerated(order: str, precision: str, keep: bool) -> tuple[list[Tensor], l
     unwrapped = accelerator.unwrap_model(prepared, keep_fp32_wrapper=keep)
     assert unwrapped is model
     steps()
+    steps()  # after the history was read
     results.append(unwrapped(torch.ones(2, 8)).detach())
     if watch is not None:
         watch.remove()
@@ -159,7 +160,7 @@ def test_accelerate_prepares_and_unwraps(order: str, precision: str, keep: bool)
     assert all(map(torch.equal, plain, watched))
     assert counts[0] == 2
     stripped = order == "after" and precision == "bf16" and not keep  # Accelerate takes off what it finds on top
-    assert counts[1] == (2 if stripped else 4)
+    assert counts[1:] == ([2, 4] if stripped else [4, 6])
     model(torch.ones(2, 8)).sum().backward()
 
 
