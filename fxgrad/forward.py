@@ -14,7 +14,7 @@ from fxgrad.capture.activations import Gate, gate_of, units_of
 from fxgrad.capture.captured import Call
 from fxgrad.capture.modules import ModuleMap
 from fxgrad.record.values import ForwardValues, Units, ValueRecorder
-from fxgrad.torch_private import functorch_active, under_a_mode, without_torch_function
+from fxgrad.torch_private import functorch_active, under_a_mode, without_dispatch_modes, without_torch_function
 
 #: What returns memory that can be written to without the version of the value counting it.
 _ALIASES = frozenset({"data", "detach", "detach_"})
@@ -132,9 +132,9 @@ def begin(recorder: ValueRecorder | None, modules: ModuleMap, recording: Any = N
 
 
 def accumulating(parameters: Sequence[tuple[int, tuple[str, ...], Tensor]]) -> bool:
-    """Whether a parameter that requires a gradient has one already."""
+    """Whether a parameter that requires a gradient has one already; torch warns of the question where it can't."""
     with without_torch_function():
-        return any(parameter.grad is not None for _, _, parameter in parameters if parameter.requires_grad)
+        return any(p.grad is not None for _, _, p in parameters if p.requires_grad and p.is_leaf)
 
 
 def _gate(calls: Sequence[Call], number: int) -> Gate | None:
@@ -151,5 +151,9 @@ def _unseen() -> Any:
     """Where our own calls are recorded by nobody: neither by autograd nor by a mode or class for torch functions."""
     with without_torch_function():  # first, since switching the others is seen by a mode
         inside = torch.is_inference_mode_enabled()  # where memory of ours could not be written to again outside
-        with torch.inference_mode(mode=False) if inside else contextlib.nullcontext(), torch.no_grad():
+        with (
+            torch.inference_mode(mode=False) if inside else contextlib.nullcontext(),
+            torch.no_grad(),
+            without_dispatch_modes(),
+        ):
             yield

@@ -6,6 +6,7 @@ import weakref
 from typing import Any, NamedTuple
 
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 from torch.utils.hooks import RemovableHandle
 
 from fxgrad.record.native import LEVELS
@@ -31,6 +32,7 @@ class ParameterHooks:
         self._count = 0
         self._hooked: dict[int, RemovableHandle | None] = {}
         self._native: Any = None
+        self.lazy = False  # whether some were still without a shape
 
     def use(self, extension: Any, level: Level) -> None:
         """Have C++ hooks from here on."""
@@ -43,10 +45,12 @@ class ParameterHooks:
 
     def refresh(self, parameters: list[tuple[tuple[str, ...], Tensor]]) -> list[tuple[int, tuple[str, ...], Tensor]]:
         """Hook what has begun to require a gradient since; the parameters with their numbers."""
-        listed = []
+        self.lazy, listed = False, []
         for names, parameter in parameters:
             number = self._number(parameter)
-            if parameter.requires_grad and number not in self._hooked:
+            if is_lazy(parameter):
+                self.lazy = True
+            elif parameter.requires_grad and number not in self._hooked:
                 self._hooked[number] = self._hook(parameter, number)
             listed.append((number, names, parameter))
         self._sink.parameters.expected = self._count

@@ -13,7 +13,7 @@ from torch import fx, nn
 from fxgrad.capture.modules import ModuleMap
 from fxgrad.engine import Engine, Options
 from fxgrad.errors import OptionError, RuleError
-from fxgrad.hosting import lodge, own_forward, refuse_unhostable
+from fxgrad.hosting import hosting, refuse_unhostable
 from fxgrad.rewriting.backward import BackwardRules, Begin
 from fxgrad.rewriting.layers import StepRules, Units
 from fxgrad.rewriting.rules import Rule
@@ -21,7 +21,7 @@ from fxgrad.rewriting.state import State
 from fxgrad.rewriting.stepping import Steps
 from fxgrad.schema import RewriteReport
 from fxgrad.structure import tensors_in
-from fxgrad.torch_private import functorch_active
+from fxgrad.torch_private import functorch_active, without_torch_function
 
 
 class Rewrite:
@@ -42,9 +42,10 @@ class Rewrite:
         self._in_backward = BackwardRules(self._state, units)
         self._steps = Steps(self._state, self._on_step, self._owned, self._in_backward.settle)
         self._warned = False
-        self._engine = Engine(model, own_forward(model), Options(capture=capture))
+        host = hosting(model)
+        self._engine = Engine(model, host.plain, Options(capture=capture))
         self._engine.recorder.on = False
-        self._host = lodge(model, self)
+        self._host = host.take_in(self)
         self._state.quiet = self._in_one_shot
         self._host.rules.add(self._state)
         self._follow()
@@ -69,9 +70,10 @@ class Rewrite:
             self._steps.forward()
         self._follow()
         if self._in_backward.at_end and torch.is_grad_enabled() and not functorch_active():
-            for _, tensor in tensors_in(result):
-                if tensor.requires_grad and not tensor.is_leaf:
-                    tensor.register_hook(Begin(self._in_backward))  # type: ignore[no-untyped-call]
+            with without_torch_function():
+                for _, tensor in tensors_in(result):
+                    if tensor.requires_grad and not tensor.is_leaf:
+                        tensor.register_hook(Begin(self._in_backward))  # type: ignore[no-untyped-call]
 
     def _follow(self) -> None:
         self._units.refresh()
@@ -134,7 +136,7 @@ class Rewrite:
         self._on_step.remove()
         self._in_backward.remove()
         self._engine.close()
-        self._host.leave(self, "rewrote")
+        self._host.leave(self)
         if self._on_step.bound and self._on_step.arrived and not self._on_step.applied:
             names = ", ".join(repr(rule.name) for _, _, rule in self._on_step.bound)
             warnings.warn(

@@ -19,6 +19,7 @@ import torch
 import torch.fx
 import torch.nn.modules.module as _module
 from torch import Tensor, nn
+from torch.utils import _python_dispatch
 
 from fxgrad.errors import CaptureError, OptionError
 
@@ -32,6 +33,21 @@ def without_torch_function() -> AbstractContextManager[Any]:
     switch = getattr(torch._C, "DisableTorchFunction", None)  # noqa: SLF001
     context: AbstractContextManager[Any] = switch() if switch is not None else nullcontext()
     return context
+
+
+def without_dispatch_modes() -> AbstractContextManager[Any]:
+    """A context in which the operators of our own statistics are seen by no ``TorchDispatchMode`` of the user's.
+
+    ``torch.utils._python_dispatch._disable_current_modes``; without it, or the count of modes, they are seen.
+    """
+    if not _count_modes():
+        return nullcontext()
+    off = getattr(_python_dispatch, "_disable_current_modes", nullcontext)
+    context: AbstractContextManager[Any] = off()
+    return context
+
+
+_count_modes: Callable[[], int] = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 0)  # noqa: SLF001
 
 
 def _no_transform() -> None:
@@ -182,6 +198,22 @@ def loss_scale_of(scaler: Any) -> Tensor | None:
 def compiled_original(module: nn.Module) -> nn.Module | None:
     """The model inside of a ``torch.compile``d module, or None (``OptimizedModule._orig_mod``)."""
     return children_of(module).get("_orig_mod") if type(module).__name__ == "OptimizedModule" else None
+
+
+def graph_in_the_making() -> bool:
+    """Whether ``torch.jit.trace``, ``torch.export`` or ``torch.fx`` writes down what runs now.
+
+    ``torch._C._is_tracing`` is ``torch.jit.is_tracing`` without its detour; of torch.fx there is no documented
+    question, and without this one a watched submodule is observed while a parent is traced.  It is slow, and asked only
+    where somebody has replaced ``nn.Module.__call__``, as torch.fx does for the time of a trace.
+    """
+    if torch._C._is_tracing() or torch.compiler.is_compiling():  # noqa: SLF001
+        return True
+    return nn.Module.__call__ is not _MODULE_CALL and _fx_traces()
+
+
+_MODULE_CALL = nn.Module.__call__
+_fx_traces: Callable[[], bool] = getattr(torch.fx._symbolic_trace, "is_fx_symbolic_tracing", lambda: False)  # noqa: SLF001
 
 
 #: How many autograd nodes this thread has made; the same number twice means that no differentiable code ran between.

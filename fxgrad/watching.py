@@ -15,9 +15,9 @@ from torch.optim import Optimizer
 from fxgrad.alarms import Alarms, OnFinding, checked_listener
 from fxgrad.diagnosis.limits import checked_limits
 from fxgrad.engine import Engine, Options
-from fxgrad.errors import WatchError
+from fxgrad.errors import NoFlowError, WatchError
 from fxgrad.graphs import GraphEngine
-from fxgrad.hosting import host_of, lodge, own_forward, refuse_unhostable
+from fxgrad.hosting import host_of, hosting, refuse_unhostable
 from fxgrad.schema import Diagnosis, Finding, GradientFlow, Level
 from fxgrad.training import Training, checked_optimizers, checked_scaler
 
@@ -74,9 +74,10 @@ class Watch:
         self._forwards = 0
         self._paused = False
         self.one_shot = one_shot
+        host = hosting(model)
         kind = GraphEngine if options.capture == "symbolic" else Engine
-        self.engine = kind(model, own_forward(model), options)
-        self._host = lodge(model, self)
+        self.engine = kind(model, host.plain, options)
+        self._host = host.take_in(self)
         self._host.one_shots += one_shot
         self._training, self._alarms = self._surround(Around() if around is None else around)
 
@@ -115,11 +116,22 @@ class Watch:
         Raises:
             NoFlowError: no backward pass has run through an observed forward call yet.
         """
-        return self.engine.flow()
+        self._host.stay()
+        try:
+            return self.engine.flow()
+        except NoFlowError as error:
+            if not self._host.covered:
+                raise
+            name = type(self._model).__name__
+            message = (
+                f"{error}. The forward of this {name} was replaced while it was watched: watch it again after that"
+            )
+            raise NoFlowError(message) from None
 
     @property
     def history(self) -> tuple[GradientFlow, ...]:
         """The flows of the latest backward events (at most 128), oldest first; one per forward call of an event."""
+        self._host.stay()
         return tuple(self.engine.history())
 
     def diagnose(self, thresholds: Thresholds | None = None) -> Diagnosis:
@@ -173,7 +185,7 @@ class Watch:
         if self._training is not None:
             self._training.remove()
         self._host.one_shots -= self.one_shot
-        self._host.leave(self, "watched")
+        self._host.leave(self)
 
     def __enter__(self) -> Watch:  # noqa: PYI034  # Self is no part of typing before Python 3.11
         """The watch itself."""

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import weakref
+from typing import Any
+
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fxgrad import torch_private
 
@@ -215,3 +219,49 @@ def test_the_scale_of_a_scaler_is_found_and_nothing_is_set_up() -> None:
     scaler.scale(torch.ones(1))
     assert torch_private.loss_scale_of(scaler) == 8.0
     assert torch_private.loss_scale_of(object()) is None
+
+
+ANSWERS: list[bool] = []  # not in the module, whose attributes torch.export gives back as they were
+
+
+class Asked(nn.Module):
+    """Notes what ``graph_in_the_making`` says in its forward."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        ANSWERS.append(torch_private.graph_in_the_making())
+        return x * 2
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:FutureWarning", "ignore:`torch.jit:DeprecationWarning")
+def test_a_graph_in_the_making_is_known() -> None:
+    x = torch.ones(2)
+    for trace in (
+        lambda asked: torch.jit.trace(asked, x, check_trace=False),
+        torch.fx.symbolic_trace,
+        lambda asked: torch.export.export(asked, (x,)),
+    ):
+        asked = Asked()
+        ANSWERS.clear()
+        trace(asked)
+        assert ANSWERS and all(ANSWERS)
+        ANSWERS.clear()
+        asked(x)
+        assert ANSWERS == [False]
+
+
+class Names(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(str(func))
+        return func(*args, **kwargs or {})
+
+
+def test_dispatch_modes_of_the_user_see_nothing_of_ours() -> None:
+    with Names() as mode:
+        with torch_private.without_dispatch_modes():
+            torch.ones(2).mul(2)
+        torch.ones(2).exp()
+    assert mode.names == ["aten.ones.default", "aten.exp.default"]

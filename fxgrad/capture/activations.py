@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from fxgrad.capture.captured import Call, Ref
+from fxgrad.capture.modules import module_at
 
 NEAR = 1e-6  # of the flat end of a smooth activation: here its slope is below 1e-5 at most
 _SELU = 1.0507009873554805 * 1.6732632423543772  # scale * alpha; Klambauer et al. 2017, as in torch
@@ -119,7 +120,7 @@ class Gate:
     def _settings(self, given: tuple[Any, Any] | None, root: nn.Module) -> dict[str, float | None]:
         known = _SETTINGS[self.word]
         if self.call.op == "call_module":
-            module = root.get_submodule(self.call.target)
+            module = module_at(root, self.call.target)
             return {name: _number(getattr(module, name, None)) for name, _ in known}
         args, kwargs = given if given is not None else (self.call.args, self.call.kwargs)
         found = dict(known)

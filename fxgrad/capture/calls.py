@@ -69,7 +69,10 @@ def fx_op(func: Callable[..., Any], word: str) -> tuple[str, Any]:
     operator = operator_of(word)
     if operator is not None:
         return "call_function", operator
-    if torch.overrides.is_tensor_method_or_property(func):
+    name = getattr(func, "__name__", "")
+    # Not torch.overrides.is_tensor_method_or_property: it enters catch_warnings, which makes Python forget which of the
+    # user's warnings were shown already.
+    if name == "__get__" or getattr(Tensor, name, None) is func:
         return "call_method", word
     return "call_function", func
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from fxgrad.capture.calls import ASKS, frozen, function_word, fx_op, leaf_facts, named_arguments, same_call
 from fxgrad.capture.captured import Call, ModuleSpan, Opaque, Output, ParameterRef, Plan, Ref, constant, describe_output
-from fxgrad.capture.modules import ModuleMap, Place
+from fxgrad.capture.modules import ModuleMap, Place, module_at
 from fxgrad.capture.names import METADATA, source_line
 from fxgrad.capture.recomputation import Recomputation, is_recomputed, made_by_function
 from fxgrad.capture.values import Known, Values
@@ -81,7 +81,8 @@ class Session(TorchFunctionMode):
 
     def run(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], names: list[str]) -> Any:
         """Call ``forward`` under observation and return what it returns."""
-        inputs = self._placeholders(args, kwargs, names)
+        with without_torch_function():
+            inputs = self._placeholders(args, kwargs, names)
         self._handles = [
             register_module_forward_pre_hook(self._enter_module),
             register_module_forward_hook(self._leave_module, with_kwargs=True, always_call=True),
@@ -94,7 +95,8 @@ class Session(TorchFunctionMode):
         finally:
             for handle in self._handles:
                 remove_global_hook(handle)
-        self._finish(result, inputs)
+        with without_torch_function():
+            self._finish(result, inputs)
         self._values = Values()
         return result
 
@@ -195,7 +197,8 @@ class Session(TorchFunctionMode):
         if word in METADATA or functorch_active():
             # Wrapped tensors have no gradient of their own; what comes out of a transform is external.
             return func(*args, **kwargs)
-        refs = self._refs(args, kwargs)
+        with without_torch_function():  # what a mode or class of the user's is to see is the call, and once
+            refs = self._refs(args, kwargs)
         self._begins()
         if word[:2] == "__":  # a reflected operator: what stands first in the user's code comes second here
             word, given = word[2:], args[::-1]
@@ -211,8 +214,9 @@ class Session(TorchFunctionMode):
         else:
             found = [("", args[0])] if func is _WRITES_ITEM else []
         if found:
-            self._note_changed(args)
-            self._add("call", func, word, f"{self._path}/{word}", func, refs, given, kwargs, found)
+            with without_torch_function():
+                self._note_changed(args)
+                self._add("call", func, word, f"{self._path}/{word}", func, refs, given, kwargs, found)
         return result
 
     def _add(  # noqa: PLR0913, PLR0917  # the facts of one node; a dataclass would be made a second time on the hot path
@@ -231,7 +235,7 @@ class Session(TorchFunctionMode):
                 {key: self._template(value) for key, value in kwargs.items()},
                 tuple(describe_output(position, tensor) for position, tensor in found),
                 None if op in ("placeholder", "output") else self._source(), enabled,
-                op == "call_module" and frozen(self.modules.root.get_submodule(target)),
+                op == "call_module" and frozen(module_at(self.modules.root, target)),
                 tuple(self._values.ref(tensor) for _, tensor in found),
                 tuple(self._values.base(tensor) for _, tensor in found), self._values.changed(args, kwargs),
                 *leaf_facts(self.modules, op, target),
@@ -354,8 +358,8 @@ class Session(TorchFunctionMode):
             return tuple(self._template(item) for item in value)
         if isinstance(value, list):
             return [self._template(item) for item in value]
-        if isinstance(value, Mapping):
-            return {str(key): self._template(item) for key, item in value.items()}
+        if isinstance(value, dict):
+            return {str(key): self._template(item) for key, item in dict.items(value)}
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             return {f.name: self._template(getattr(value, f.name, None)) for f in dataclasses.fields(value)}
         if isinstance(value, slice):

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from fxgrad.capture.names import is_leaf, is_opaque
-from fxgrad.torch_private import registries_of
+from fxgrad.torch_private import children_of, registries_of
 
 
 @dataclass(slots=True, eq=False)
@@ -21,6 +21,15 @@ class Place:
     leaf: bool
     opaque: bool
     type: str
+
+
+def module_at(root: nn.Module, path: str) -> nn.Module:
+    """The module at a path, as ``get_submodule`` finds it, without a ``__getattr__`` that may be the user's."""
+    for name in path.split(".") if path else ():
+        child = children_of(root)[name]
+        assert child is not None  # noqa: S101  # for mypy: it was called
+        root = child
+    return root
 
 
 class ModuleMap:
