@@ -26,6 +26,7 @@ from fxgrad.native_edges import pieces_of
 from fxgrad.schema import Level
 from fxgrad.record.native import LEVELS
 from fxgrad.structure import tensors_in
+from fxgrad.torch_private import without_torch_function
 
 _MOST = 64  # courses that are kept
 _PATIENCE = 16  # calls, of which at most half may leave the known courses
@@ -143,7 +144,8 @@ class Observer:
 
         try:
             result = call(session)
-            forward.finish([tensor for _, tensor in tensors_in(result)])
+            with without_torch_function():
+                forward.finish([tensor for _, tensor in tensors_in(result)])
         finally:
             forward.leave()
         self._kinds.add(kind)
@@ -198,10 +200,12 @@ class Observer:
         run = _Following(self, recording, inputs)
         try:
             result = forward()
-            run.native.finish([tensor for _, tensor in tensors_in(result)])
+            with without_torch_function():
+                run.native.finish([tensor for _, tensor in tensors_in(result)])
         finally:
             run.native.leave()
-        self._arrived(recording, run)
+        with without_torch_function():
+            self._arrived(recording, run)
         return result
 
     def _arrived(self, recording: Recording, run: _Following) -> None:

@@ -130,9 +130,10 @@ class Engine:
         observer, reason = self._recorders.choose(recording)
         if observer is None:
             return self._run_python(recording, args, kwargs, reason)
-        inputs = input_tensors(args, kwargs, self._names)
-        kind = observer.kind_of(inputs)
-        learning = observer.reason_to_learn(kind)
+        with without_torch_function():
+            inputs = input_tensors(args, kwargs, self._names)
+            kind = observer.kind_of(inputs)
+            learning = observer.reason_to_learn(kind)
         if learning is not None:
             return observer.learn(
                 recording, lambda session: self._run_python(recording, args, kwargs, learning, session), kind, inputs

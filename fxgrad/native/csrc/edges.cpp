@@ -1,6 +1,7 @@
 #include "edges.h"
 
-#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/stack.h>
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <map>

@@ -5,7 +5,6 @@
 #include <ATen/core/ivalue.h>
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/variable.h>
-#include <torch/extension.h>
 
 #include <algorithm>
 
@@ -298,7 +297,8 @@ void Forward::discover(const at::Tensor& tensor) {
   } else {
     leaves_.emplace_back(tensor, number);
   }
-  if (keeps_places_) at_.push_back({node ? node : torch::autograd::impl::gradient_edge(tensor).function, node ? tensor.output_nr() : 0u});
+  if (keeps_places_) at_.push_back({node ? node : torch::autograd::impl::gradient_edge(tensor).function,
+                                      node ? static_cast<uint32_t>(tensor.output_nr()) : 0u});
   record_->shapes->add(tensor.is_nested() ? at::IntArrayRef() : tensor.sizes());
   for (const auto& [early, site] : pending_) {
     if (early.is_same(tensor)) noted.emplace_back(number, site);

@@ -2,7 +2,7 @@
 #include "observer.h"
 
 #include <torch/csrc/autograd/python_cpp_function.h>
-#include <torch/extension.h>
+#include <pybind11/stl.h>
 
 namespace py = pybind11;
 

@@ -6,7 +6,9 @@
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/node.h>
 #include <torch/csrc/autograd/variable.h>
-#include <torch/extension.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <pybind11/stl.h>
 
 #include <algorithm>
 
