@@ -105,6 +105,7 @@ class GraphEngine(Engine):
         self.shown: Kind | None = None
         self.checks = options.capture != "symbolic"
         self._kinds: list[Kind] = []
+        self._rebuilt = 0
         self._signature = inspect.signature(forward)
 
     @property
@@ -124,7 +125,9 @@ class GraphEngine(Engine):
         Raises:
             CaptureError: the model cannot be traced faithfully; the message says why.
         """
-        if self.modules.refresh():
+        self.modules.refresh()
+        if self.modules.rebuilt != self._rebuilt:
+            self._rebuilt = self.modules.rebuilt
             self._kinds = [kind for kind in self._kinds if kind.edited]
         key, modes = call_key(args, kwargs), modes_of(self.modules)
         found = next((kind for kind in self._kinds if kind.fits(key, modes)), None)

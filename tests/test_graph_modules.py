@@ -260,3 +260,26 @@ def test_a_saved_edit_is_loaded_with_its_model() -> None:
     file.seek(0)
     x = torch.randn(3, 4)
     assert torch.equal(torch.load(file, weights_only=False)(x), module(x))
+
+
+class Block(nn.Module):
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.factor
+
+
+def test_a_swapped_inlined_module_is_traced_anew_and_a_rebound_buffer_is_read() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), Block(2.0))
+    model.register_buffer("shift", torch.zeros(4))
+    module, x = fxgrad.instrument(model), torch.randn(3, 4)
+    for step in range(6):
+        if step == 3:
+            model[1] = Block(5.0)
+        model.shift = torch.ones(4) * step
+        out = module(x)
+        assert torch.equal(out, model[0](x) * (2.0 if step < 3 else 5.0))
+        out.sum().backward()
+    assert len(module.history) == 6

@@ -36,6 +36,9 @@ class ModuleMap:
     """Paths of all modules and names of all parameters and buffers of a model.
 
     A module or parameter that is registered twice keeps its first name, as in ``named_modules``.
+
+    Attributes:
+        rebuilt: how often a module came, went or was swapped, or a parameter or buffer came or went.
     """
 
     def __init__(self, root: nn.Module) -> None:
@@ -46,6 +49,7 @@ class ModuleMap:
         self.buffers: list[tuple[str, Tensor]] = []
         self.structure: Any = None  # paths, types and names; another object where they have changed
         self._structure: list[tuple[dict[str, Any], tuple[Any, ...]]] = []
+        self.rebuilt = 0
         self._build()
 
     def _build(self) -> None:
@@ -76,6 +80,21 @@ class ModuleMap:
         """Rebuild if a module, parameter or buffer was added, removed or swapped; whether that was so."""
         for registry, values in self._structure:
             if len(registry) != len(values) or not all(map(is_, registry.values(), values)):
+                before = self._skeleton()
                 self._build()
+                after = self._skeleton()
+                self.rebuilt += len(before) != len(after) or not all(map(_same_bone, before, after))
                 return True
         return False
+
+    def _skeleton(self) -> list[Any]:
+        """The modules, and of each parameter and buffer whether it is there."""
+        bones: list[Any] = [place.module for place in self.places.values()]
+        for registry, values in self._structure:
+            bones += [value if isinstance(value, nn.Module) else value is None for value in values]
+            bones.append(len(registry))
+        return bones
+
+
+def _same_bone(one: Any, two: Any) -> bool:
+    return one is two or (isinstance(one, int) and one == two)
