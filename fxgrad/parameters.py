@@ -33,6 +33,7 @@ class ParameterHooks:
         self._hooked: dict[int, RemovableHandle | None] = {}
         self._native: Any = None
         self.lazy = False  # whether some were still without a shape
+        self._raised: set[int] = set()
 
     def use(self, extension: Any, level: Level) -> None:
         """Have C++ hooks from here on."""
@@ -55,8 +56,16 @@ class ParameterHooks:
             listed.append((number, names, parameter))
         self._sink.parameters.expected = self._count
         if self._native is not None:
-            self._native.hooks.mend()
+            self._refresh_native(self._native)
         return listed
+
+    def _refresh_native(self, native: _Native) -> None:
+        """Put back what torch cleared; what ``norm`` could not tell is measured at ``full``."""
+        native.hooks.mend()
+        escalated = self._sink.escalated
+        if escalated != self._raised and native.kind == native.extension.Level.norm:
+            self._raised = set(escalated)
+            native.hooks.set_levels(sorted(escalated), native.extension.Level.full)
 
     def _number(self, parameter: Tensor) -> int:
         key = id(parameter)
@@ -88,7 +97,7 @@ class ParameterHooks:
         if native is None:
             return parameter.register_hook(self._sink.hook(self._sink.parameters, number))  # type: ignore[no-untyped-call, no-any-return]
         native.record.shapes.set(number, list(parameter.shape))
-        native.hooks.put(parameter, number, native.level)
+        native.hooks.put(parameter, number, native.kind)
         return None
 
     @property
@@ -115,7 +124,7 @@ class _Native(NamedTuple):
     record: Any
     hooks: Any
     extension: Any
-    level: Any
+    kind: Any
 
 
 class _Owner:

@@ -146,7 +146,7 @@ torch::autograd::variable_list SiteHook::operator()(const torch::autograd::varia
   return gradients;
 }
 
-torch::autograd::FunctionPreHook* LeafHooks::add(const at::Tensor& leaf, size_t slot, Level level) {
+SiteHook* LeafHooks::add(const at::Tensor& leaf, size_t slot, Level level) {
   auto hook = std::make_unique<SiteHook>(record_, slot, 0, level);
   auto* const known = hook.get();
   torch::autograd::impl::hooks(leaf).push_back(std::move(hook));  // `add_hook` wants to be the only one
@@ -164,6 +164,15 @@ void LeafHooks::mend() {
     const auto& hooks = torch::autograd::impl::hooks(leaf);
     const bool there = std::any_of(hooks.begin(), hooks.end(), [&](const auto& h) { return h.get() == put.hook; });
     if (!there) put.hook = add(leaf, put.slot, put.level);
+  }
+}
+
+void LeafHooks::set_levels(const std::vector<size_t>& raised, Level level) {
+  mend();  // a hook that torch took off is gone
+  for (auto& put : put_) {
+    if (put.leaf.expired()) continue;
+    put.level = std::find(raised.begin(), raised.end(), put.slot) == raised.end() ? record_->level : level;
+    put.hook->set_level(put.level);
   }
 }
 
@@ -220,6 +229,7 @@ void bind_record(py::module_& module) {
       .def(py::init<std::shared_ptr<Record>>())
       .def("put", &LeafHooks::put)
       .def("mend", &LeafHooks::mend)
+      .def("set_levels", &LeafHooks::set_levels)
       .def("remove", &LeafHooks::remove);
 }
 

@@ -86,6 +86,7 @@ class SiteHook : public torch::autograd::FunctionPreHook {
   torch::autograd::variable_list operator()(const torch::autograd::variable_list& gradients) override;
   // Compiled autograd asks; there the Python recorder is chosen before a forward begins, so that nothing is lost.
   void compiled_args(torch::dynamo::autograd::CompiledNodeArgs&) const override {}
+  void set_level(Level level) { level_ = level; }
 
  private:
   std::shared_ptr<Record> record_;
@@ -100,16 +101,17 @@ class LeafHooks {
   ~LeafHooks() { remove(); }
   void put(const at::Tensor& leaf, size_t slot, Level level);
   void mend();  // put back what went when torch cleared a tensor's hooks, as it does at the first Python hook
+  void set_levels(const std::vector<size_t>& raised, Level level);  // the others have the record's level
   void remove();
 
  private:
   struct Put {
     c10::weak_intrusive_ptr<c10::TensorImpl> leaf;
-    torch::autograd::FunctionPreHook* hook;
+    SiteHook* hook;
     size_t slot;
     Level level;
   };
-  torch::autograd::FunctionPreHook* add(const at::Tensor& leaf, size_t slot, Level level);
+  SiteHook* add(const at::Tensor& leaf, size_t slot, Level level);
   std::shared_ptr<Record> record_;
   std::vector<Put> put_;
 };
