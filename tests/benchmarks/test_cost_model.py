@@ -21,6 +21,9 @@ from benchmarks.ours import Paused, Watched
 from benchmarks.runners import Runner
 from tests.benchmarks.steps import residual
 
+# Operators of torch are counted; the native library's are none.
+pytestmark = pytest.mark.usefixtures("python_recorder")
+
 #: Kernels of a step that belong to no gradient: the finished slots of sites and of parameters are copied once each.
 COPIES = 2
 #: Kernels for the twelve scalars of a batch of gradients in plain torch, at most.

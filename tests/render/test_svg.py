@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import re
 import sys
 import xml.etree.ElementTree as ET  # our own output
@@ -7,6 +8,7 @@ import xml.etree.ElementTree as ET  # our own output
 import pytest
 
 from fxgrad.errors import GraphvizMissingError
+from fxgrad.render import svg
 from tests import flows
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -91,3 +93,10 @@ def test_notebooks_get_the_picture_or_a_table(monkeypatch) -> None:
     html = flows.named("<script>x</script>")._repr_html_()
     assert html.startswith("<table>")
     assert "<script>" not in html
+
+
+def test_lines_of_fontconfig_are_left_out_and_no_others(capfd: pytest.CaptureFixture[str]) -> None:
+    with svg._without_lines(b"Fontconfig "):
+        os.write(2, b"before\nFontconfig warning: unknown element\nafter")
+    os.write(2, b" and later\n")
+    assert capfd.readouterr().err == "before\nafter and later\n"

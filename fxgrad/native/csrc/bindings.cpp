@@ -3,6 +3,7 @@
 
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/utils/pybind.h>
 
 #include <cmath>
 

@@ -1,7 +1,7 @@
 // What each file of the extension brings to its Python module; module.cpp calls them all.
 #pragma once
 
-#include <torch/csrc/utils/pybind.h>
+#include <pybind11/pybind11.h>  // without torch, whose headers take ten seconds
 
 namespace fxgrad {
 
