@@ -76,20 +76,20 @@ class Engine:
         self.model = model
         self.forward = forward
         self.options = options
-        self.recorder = Recorder(options.level)
+        self.recorder = Recorder(options.level, native=options.native)
         self.modules = ModuleMap(model)
         self.parameters = ParameterHooks(self.recorder)
         self.loss_words = "the caller's own backward pass"
         self._numbers = itertools.count()
         self._names = positional_names(forward)
         self._previous: Plan | None = None
-        self._values = ValueRecorder(options.level) if options.forward else None
+        self._values = ValueRecorder(options.level, native=options.native) if options.forward else None
         self._live: weakref.WeakSet[Recording] = weakref.WeakSet()  # a freed autograd graph takes its recording along
         self._flows: dict[int, GradientFlow] = {}
         self.leaves = LeafHooks(LeafHook)
         self.training: Training | None = None
         self._windows = Windows()
-        self._recorders = Recorders(self.modules, self.parameters, options)
+        self._recorders = Recorders(self.recorder, self.modules, self.parameters, options)
 
     @property
     def plan(self) -> Plan | None:

@@ -9,7 +9,8 @@ from fxgrad.capture.modules import ModuleMap
 from fxgrad.courses import Observer
 from fxgrad.instrumentation.recording import Recording
 from fxgrad.parameters import ParameterHooks
-from fxgrad.record.library import Patience, library, reason
+from fxgrad.record.library import Patience, reason
+from fxgrad.record.recorder import Recorder
 from fxgrad.torch_private import compiled_autograd_on
 
 if TYPE_CHECKING:
@@ -21,7 +22,8 @@ _AGAIN = 1.0  # seconds after which a reason that is read from files is read aga
 class Recorders:
     """Chooses the recorder of each call of one model; has the native one built once the watch has run for some time."""
 
-    def __init__(self, modules: ModuleMap, parameters: ParameterHooks, options: Options) -> None:
+    def __init__(self, recorder: Recorder, modules: ModuleMap, parameters: ParameterHooks, options: Options) -> None:
+        self._recorder = recorder
         self._modules = modules
         self._parameters = parameters
         self._options = options
@@ -36,7 +38,7 @@ class Recorders:
         if self._native is not None or options.one_shot or options.capture == "eager" or not options.native:
             return
         self._patience.tick()
-        found = library()
+        found = self._recorder.library
         if found is not None:
             self._native = Observer(found, self._modules, options.level, edges=options.sites == "edge")
             self._parameters.use(found, options.level)
