@@ -27,7 +27,7 @@ class Source(NamedTuple):
     """Where a reading is: what was written in which of the passes of one event, all of them on the CPU."""
 
     number: int
-    kind: Literal["square", "full", "full64", "bins"]
+    kind: Literal["norm", "norm64", "full", "full64", "bins"]
 
 
 class Written(Protocol):
@@ -58,7 +58,10 @@ def settle(kept: Kept, sites: Sequence[Sequence[int]] | None, sizes: Sizes) -> N
         state, doubled = written.state, written.doubled
         if not any(state):
             continue
-        kept.buffers[Source(number, "square")] = written.squares
+        norms = written.squares.sqrt()
+        kept.buffers[Source(number, "norm")] = norms.to(torch.float32)  # as the Python recorder keeps them
+        if any(doubled):
+            kept.buffers[Source(number, "norm64")] = norms
         if any(level >= _FULL for level in state):
             kept.buffers[Source(number, "full")] = kept.buffers[Source(number, "full64")] = written.columns
         if _HISTOGRAM in state:
@@ -66,7 +69,7 @@ def settle(kept: Kept, sites: Sequence[Sequence[int]] | None, sizes: Sizes) -> N
         for slot, level in enumerate(state):
             if not level or (sites is not None and slot >= len(sites)):
                 continue
-            kind: Any = "square" if level == _NORM else "full64" if doubled[slot] else "full"
+            kind: Any = ("norm" if level == _NORM else "full") + ("64" if doubled[slot] else "")
             shape = torch.Size(sizes.at(slot))
             for site in (slot,) if sites is None else sites[slot]:
                 _put(kept, site, (Source(number, kind), shape, shape.numel(), slot))
