@@ -97,7 +97,6 @@ class Traced(Watched):
 
     def attach(self) -> None:
         """Trace the model and put probes into its graph."""
-        kernels.spent = BREAK_EVEN
         made = _asked(lambda: fxgrad.instrument(self.built.model, **self.options), "instrument(model)")
         self.watch = self.model = made
 

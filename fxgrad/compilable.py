@@ -20,13 +20,13 @@ from fxgrad.capture.eager import Session
 from fxgrad.capture.learning import LearningRun
 from fxgrad.capture.modules import ModuleMap
 from fxgrad.capture.symbolic import Trace, refusal
-from fxgrad.engine import ParameterHooks
 from fxgrad.errors import CaptureError, NoFlowError
 from fxgrad.fake import FakeModel, fake_like, like
 from fxgrad.instrumentation.functionalise import decide, watch_run
 from fxgrad.instrumentation.insert import compiled
 from fxgrad.instrumentation.insert_function import Inserted, insert_function_probes
 from fxgrad.instrumentation.recording import Recording
+from fxgrad.parameters import ParameterHooks
 from fxgrad.preserve import random_streams
 from fxgrad.record.slot_recorder import KeptRuns, SlotFacts, SlotRecorder, kept_of
 from fxgrad.schema import REASONS, BlindSpot, CaptureReport, GradientFlow

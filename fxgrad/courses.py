@@ -217,7 +217,7 @@ class Observer:
             course = self._courses[number]
             recording.plan, recording.slots = course.plan, course.slots
             recording.not_required, recording.untold = set(course.not_required), set(course.untold)
-            recording.same = dict(course.same)
+            recording.same, recording.escalated = dict(course.same), frozenset(course.plan.escalated)
             if course.pieces is not None:
                 _hook_edges(recording, run, course)
         else:

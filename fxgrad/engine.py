@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fxgrad.assembly import assemble
 from fxgrad.capture.calls import positional_names

@@ -45,25 +45,27 @@ class Recorders:
 
     def choose(self, recording: Recording) -> tuple[Observer | None, str]:
         """The native observer for this call, or why the Python recorder does it."""
+        why = self._unwanted() or self._unfit(recording)
+        return (self._native, "every operator was that of a known course") if why is None else (None, why)
+
+    def _unwanted(self) -> str | None:
         options = self._options
         if options.capture == "eager":
-            return None, "asked for"
+            return "asked for"
         if options.one_shot:
-            return None, "one-shot: the native recorder pays from the second call on"
-        if not options.native:
-            return None, "native=False"
-        native = self._native
-        if native is None:
-            return None, self._why()
-        if native.refused is not None:
-            return None, native.refused
+            return "one-shot: the native recorder pays from the second call on"
+        return None if options.native else "native=False"
+
+    def _unfit(self, recording: Recording) -> str | None:
+        if self._native is None:
+            return self._why()
         if recording.rewriting is not None:
-            return None, "rewrite rules act where Python hooks are"
+            return "rewrite rules act where Python hooks are"
         if recording.values is not None:
-            return None, "the values themselves are measured as well"
+            return "the values themselves are measured as well"
         if compiled_autograd_on():
-            return None, "compiled autograd knows Python hooks only"
-        return native, "every operator was that of a known course"
+            return "compiled autograd knows Python hooks only"
+        return self._native.refused
 
     def _why(self) -> str:
         now = time.monotonic()

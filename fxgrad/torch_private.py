@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import threading
 import sys
+import threading
 import types
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -323,15 +323,14 @@ def plain_number(value: Any) -> Any:
     return getattr(value.node, "hint", None) if isinstance(value, (torch.SymInt, torch.SymFloat)) else value
 
 
-#: The code of ``Module._call_impl``, in whose frame the module that is being called is ``self``: while an operator runs,
-#: nothing public says inside of which modules.  Without it, operators belong to the model itself.
-_MODULE_CALL: types.CodeType | None = getattr(getattr(nn.Module, "_call_impl", None), "__code__", None)
+#: The code of ``Module._call_impl``, in whose frame the module that is being called is ``self``: while an operator
+#: runs, nothing public says inside of which modules.  Without it, operators belong to the model itself.
+_CALL_CODE: types.CodeType | None = getattr(getattr(nn.Module, "_call_impl", None), "__code__", None)
 
 
 def module_called_in(frame: types.FrameType) -> Any:
     """The module whose call ``frame`` is; None for any other frame."""
-    return frame.f_locals.get("self") if frame.f_code is _MODULE_CALL else None
-
+    return frame.f_locals.get("self") if frame.f_code is _CALL_CODE else None
 
 
 def compiled_autograd_on() -> bool:

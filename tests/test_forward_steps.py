@@ -22,6 +22,12 @@ from tests.test_watching import net, train
 # ---- nothing changes ---------------------------------------------------------------------------------------------
 
 
+def near(measured: Any) -> Any:
+    """The norm of a site or edge, to the error of a float32 sum."""
+    statistics = measured.statistics
+    return statistics and (statistics.numel, pytest.approx(statistics.l2_norm, rel=1e-5, abs=1e-20, nan_ok=True))
+
+
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("capture", ["auto", "eager"])
 @pytest.mark.parametrize("case", models.cases(models.HEALTHY))
@@ -38,8 +44,11 @@ def test_nothing_changes(case: models.Case, capture: Any) -> None:
         for step in range(3):
             plain_run(plain, args, kwargs, case.loss, seed=step)
         other = without.flow()
-    assert {s.id: s.statistics for s in flow} == {s.id: s.statistics for s in other}
-    assert flow.edges == other.edges
+    # With the native library the two runs are measured by two recorders, which add up in another order.
+    assert {s.id: near(s) for s in flow} == {s.id: near(s) for s in other}
+    assert {(e.producer, e.output_position, e.consumer): near(e) for e in flow.edges} == {
+        (e.producer, e.output_position, e.consumer): near(e) for e in other.edges
+    }
     assert flow.blind_spots == other.blind_spots
     assert [s.derived_from for s in flow] == [s.derived_from for s in other]
 

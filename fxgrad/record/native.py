@@ -83,4 +83,3 @@ def _put(kept: Kept, site: int, reading: Any) -> None:
     if kept.readings[site] is not None:
         kept.failures[site] = SEVERAL
     kept.readings[site] = reading
-

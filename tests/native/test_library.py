@@ -28,7 +28,7 @@ library.PATIENCE = 0.0
 from torch import nn
 model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 1))
 patience = library.Patience()
-with fxgrad.watch(model, statistics="full") as watch:
+with fxgrad.watch(model, statistics="full", capture="eager") as watch:
     for _ in range(3):
         model(torch.randn(2, 4)).sum().backward()
         patience.tick()
@@ -295,7 +295,7 @@ def step():
         loss.backward()
     return Ops.seen
 step(); plain = step()
-with fxgrad.watch(model, statistics="full") as watch:
+with fxgrad.watch(model, statistics="full", capture="eager") as watch:
     for _ in range(3): step()
     more = step() - plain
     print(more["copy_"], more["stack"], more["count_nonzero"], more["clone"])

@@ -300,8 +300,9 @@ void Forward::discover(const at::Tensor& tensor) {
   if (keeps_places_) at_.push_back({node ? node : torch::autograd::impl::gradient_edge(tensor).function,
                                       node ? static_cast<uint32_t>(tensor.output_nr()) : 0u});
   record_->shapes->add(tensor.is_nested() ? at::IntArrayRef() : tensor.sizes());
-  for (const auto& [early, site] : pending_) {
-    if (early.is_same(tensor)) noted.emplace_back(number, site);
+  for (const Pending& early : pending_) {
+    const bool same = node ? early.place.node == node && early.place.output == tensor.output_nr() : early.leaf.is_same(tensor);
+    if (same) noted.emplace_back(number, early.site);
   }
   if (!learning_) found_.emplace_back(tensor, number);
 }
@@ -341,7 +342,8 @@ void Forward::note(const at::Tensor& value, int64_t site) {
   if (known >= 0) {
     noted.emplace_back(known, site);
   } else {
-    pending_.emplace_back(value, site);
+    const auto& node = value.grad_fn();
+    pending_.push_back({node ? at::Tensor() : value, {node, static_cast<uint32_t>(value.output_nr())}, site});
   }
 }
 
@@ -350,7 +352,11 @@ int32_t Forward::value_of(const at::Tensor& tensor) const { return tensor.requir
 int32_t Forward::learn(int32_t plan) { return model_->add(steps_, first_values_, values_, plan); }
 
 std::vector<int32_t> Forward::hook_edges(const std::vector<Piece>& pieces, int32_t count) {
-  for (int32_t n = 0; n < count; n++) record_->shapes->add({});  // an edge's part has its source's shape
+  for (int32_t n = 0; n < count; n++) record_->shapes->add({});
+  for (const Piece& piece : pieces) {  // an edge's part has its source's shape
+    const auto source = record_->shapes->at(static_cast<size_t>(piece.source));
+    record_->shapes->set(static_cast<size_t>(values_ + piece.edge), source);
+  }
   auto missing = fxgrad::hook_edges(pieces, at_, record_, static_cast<size_t>(values_));
   at_.clear();
   return missing;

@@ -124,7 +124,12 @@ class Forward {
   std::vector<Place> at_;  // by value, where edges are measured
   std::vector<Step> steps_;
   std::vector<int32_t> first_values_;
-  std::vector<std::pair<at::Tensor, int64_t>> pending_;  // noted before their first use
+  struct Pending {
+    at::Tensor leaf;  // undefined for a value that has a place
+    Place place;      // the value as it was, which the same tensor may not be any more
+    int64_t site;
+  };
+  std::vector<Pending> pending_;  // noted before their first use
   std::vector<std::pair<at::Tensor, int32_t>> found_;    // in this step, and not hooked yet
 };
 
