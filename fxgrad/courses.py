@@ -119,6 +119,10 @@ class Observer:
         cast = torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu")
         return inputs, root.training, trained, cast
 
+    def record_of(self, recording: Recording) -> Any:
+        """What C++ hooks write to in one forward call."""
+        return self._extension.Record(recording, self._level)
+
     # ---- running ---------------------------------------------------------------------------------------------
 
     def learn(

@@ -63,6 +63,16 @@ class Forward:
                     if gate is not None and site >= 0:
                         self._count(gate, tensor, site, given)
 
+    def shown(self, calls: Sequence[Call], number: int, tensor: Tensor, site: int) -> None:
+        """Call ``number`` returned ``tensor``, whose statistics are taken elsewhere where they can be."""
+        with _unseen(), contextlib.suppress(Exception):  # whatever a strange tensor cannot do
+            if not self.taken.library_takes(tensor):
+                self.taken.take(site, tensor)
+            self._hook_channels(calls[number], [tensor], [site])
+            gate = _gate(calls, number)
+            if gate is not None:
+                self._count(gate, tensor, site, None)
+
     def _hook_channels(self, call: Call, tensors: Iterable[Tensor], sites: Sequence[int]) -> None:
         axis, recording = units_of(call), self._recording()
         if axis is None or recording is None or not call.grad_enabled:

@@ -6,6 +6,7 @@ of the arguments, train or eval of each module, autocast; so does a module, para
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import weakref
 from collections.abc import Callable, Mapping
@@ -190,6 +191,8 @@ class GraphEngine(Engine):
         if kind.plan is None:
             return self._learn(kind, recording, args, kwargs)
         recording.follow(kind.plan, kind.places)
+        if self._recorders.record_for(recording):
+            recording.report = dataclasses.replace(recording.report, recorder="native")
         recording.unprobed = kind.unprobed
         recording.escalated = frozenset(kind.plan.escalated)
         if recording.edges is not None:

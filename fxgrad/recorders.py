@@ -43,6 +43,15 @@ class Recorders:
             self._native = Observer(found, self._modules, options.level, edges=options.sites == "edge")
             self._parameters.use(found, options.level)
 
+    def record_for(self, recording: Recording) -> bool:
+        """Give the probes of a graph C++ hooks where these can be had; whether they can."""
+        native = self._native
+        if native is None or recording.rewriting is not None or compiled_autograd_on():
+            return False
+        recording.record = native.record_of(recording)
+        recording.sizes = recording.record.shapes
+        return True
+
     def choose(self, recording: Recording) -> tuple[Observer | None, str]:
         """The native observer for this call, or why the Python recorder does it."""
         why = self._unwanted() or self._unfit(recording)

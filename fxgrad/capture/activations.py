@@ -184,6 +184,11 @@ def gate_of(calls: Sequence[Call], number: int) -> Gate | None:
     return Gate(word, call, _Walk(calls).axis(number), fixed)
 
 
+def from_settings(call: Call) -> bool:
+    """Whether the limits of an activation come from the arguments of its call."""
+    return call.op != "call_module" and call.word.strip("_") in _SETTINGS
+
+
 def units_of(call: Call) -> int | None:
     """The dimension of the units that a convolution, linear or matmul-like call makes, negative; else None."""
     return _MAKERS.get(call.module_type if call.op == "call_module" else call.word)

@@ -23,6 +23,8 @@ def put(recording: Recording, value: Tensor, index: int) -> Any:
     if node is None and value.is_leaf:
         return recording.leaves.of(value).add(recording, index)
     recording.computed = True
+    if recording.record is not None:
+        return recording.record.put(value, index, index in recording.escalated)
     hook = recording.sink.hook(recording, index)
     value.register_hook(hook)  # type: ignore[no-untyped-call]
     return hook

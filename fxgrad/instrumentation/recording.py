@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -39,12 +40,13 @@ class Recording:
         accumulating: whether a parameter had a gradient when the forward began; None where unknown.
         slots: by slot of the native recorder, the sites that it is; None where Python hooks write.
         sizes: of the values behind the slots.
+        record: what C++ hooks of probes write to, a slot for each site; None where the hooks are Python's.
         recomputed: whether a part of the forward runs again in the backward pass, under the Python recorder.
     """
 
     __slots__ = (
         "__weakref__", "accumulating", "computed", "differentiated", "edges", "escalated", "expected", "leaves",
-        "not_required", "number", "parameters", "part", "partial", "places", "plan", "recomputed", "report",
+        "not_required", "number", "parameters", "part", "partial", "places", "plan", "recomputed", "record", "report",
         "rewriting", "same", "shapes", "sink", "sizes", "slots", "task", "unprobed", "untold", "values", "window",
     )  # fmt: skip
 
@@ -75,6 +77,7 @@ class Recording:
         self.places: Mapping[int, int] = {}
         self.slots: Sequence[Sequence[int]] | None = None
         self.sizes: Any = None
+        self.record: Any = None
         self.recomputed = False
 
     def shape_of(self, site: int) -> tuple[int, ...] | None:
@@ -95,7 +98,7 @@ class Recording:
 
     def native_takes(self, slot: int, gradient: Tensor) -> None:
         """A gradient that the native reductions do not take."""
-        for site in self.slots[slot] if self.slots is not None else ():
+        for site in (slot,) if self.slots is None else itertools.chain(*self.slots[slot : slot + 1]):
             self.sink.observe(self, site, gradient)
 
     def native_again(self, slot: int) -> bool:

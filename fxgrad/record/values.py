@@ -125,6 +125,10 @@ class ForwardValues:
         if reading is not None:
             self._latest[memory] = _Latest(facts, reading)
 
+    def library_takes(self, value: Tensor) -> bool:
+        """Whether the native reductions take a value."""
+        return self._library is not None and self._library.reducible(value)
+
     @staticmethod
     def _identity(value: Tensor) -> tuple[object, tuple[Any, ...]] | None:
         """The memory of a value and what it is of it; None where that is not worth knowing or cannot be known."""

@@ -65,7 +65,9 @@ void Courses::set_levels(int32_t plan, const std::map<int32_t, uint8_t>& levels)
     Node& step = nodes_[static_cast<size_t>(node)];
     for (size_t n = 0; n < step.levels.size(); n++) {
       const auto wanted = levels.find(step.first_value + static_cast<int32_t>(n));
-      if (wanted != levels.end()) step.levels[n] = std::max(step.levels[n], wanted->second);
+      if (wanted == levels.end()) continue;
+      const uint8_t level = std::max<uint8_t>(step.levels[n] & kLevel, wanted->second & kLevel);
+      step.levels[n] = static_cast<uint8_t>(level | ((step.levels[n] | wanted->second) & (kTake | kShow)));
     }
   }
 }

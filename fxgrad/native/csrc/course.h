@@ -17,6 +17,9 @@ constexpr int32_t kNoGradient = -1;  // requires none
 constexpr int32_t kExternal = -2;    // made where no operator could be seen; it gets the next number here
 constexpr int32_t kParameters = -16;
 
+// What is wanted of a value besides a hook: its own statistics; to be shown to Python.
+constexpr uint8_t kTake = 4, kShow = 8, kLevel = 3;
+
 struct Step {
   std::string name;
   bool grad_mode = true;
@@ -34,7 +37,7 @@ class Courses {
     int32_t parent = -1;
     int32_t plan = -1;       // of the course that ends here
     int32_t first_value = 0; // the number of the first value that appears in this step
-    std::vector<uint8_t> levels;  // by value of this step: the `Level` of its hook, 0 for none
+    std::vector<uint8_t> levels;  // by value of this step: the `Level` of its hook (0: none), and what follows
     std::vector<int32_t> next;
   };
 
@@ -49,7 +52,7 @@ class Courses {
   // Adds a course of so many `values`; `first_values` counts those that appeared before each step.  The plan that ends there: `plan`, or an
   // earlier one that ran the very same steps.
   int32_t add(const std::vector<Step>& steps, std::vector<int32_t> first_values, int32_t values, int32_t plan);
-  // What the values of a plan's course get; the highest level counts where courses share a step.
+  // What the values of a plan's course get; where courses share a step, it gets what any of them wants.
   void set_levels(int32_t plan, const std::map<int32_t, uint8_t>& levels);
 
  private:

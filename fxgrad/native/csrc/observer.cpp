@@ -286,6 +286,7 @@ void Forward::number_plain(const at::Tensor& tensor) {
   const int32_t number = values_++;
   plain_.emplace_back(tensor.getIntrusivePtr(), number);
   if (keeps_places_) at_.emplace_back();
+  if (!learning_ && record_->values) found_.push_back({tensor, number, false});
   record_->shapes->add(tensor.is_nested() ? at::IntArrayRef() : tensor.sizes());
 }
 
@@ -304,29 +305,52 @@ void Forward::discover(const at::Tensor& tensor) {
     const bool same = node ? early.place.node == node && early.place.output == tensor.output_nr() : early.leaf.is_same(tensor);
     if (same) noted.emplace_back(number, early.site);
   }
-  if (!learning_) found_.emplace_back(tensor, number);
+  if (!learning_) found_.push_back({tensor, number, true});
 }
 
 // Puts the hooks of the values that were discovered in the step that is `node`.
 void Forward::hook_discovered(int32_t node) {
-  for (const auto& [tensor, number] : found_) hook(tensor, number, node);
+  for (const Found& found : found_) hook(found, node);
   found_.clear();
 }
 
-void Forward::hook(const at::Tensor& tensor, int32_t number, int32_t node) {
-  Level level = record_->level;
+void Forward::hook(const Found& found, int32_t node) {
+  uint8_t wanted = static_cast<uint8_t>(record_->level) | kTake;
   if (differs_at < 0) {
     const auto& levels = courses_->at(node).levels;
-    const auto within = static_cast<size_t>(number - first_);
-    level = within < levels.size() ? static_cast<Level>(levels[within]) : Level::none;
+    const auto within = static_cast<size_t>(found.number - first_);
+    wanted = within < levels.size() ? levels[within] : 0;
   }
-  if (level == Level::none) return;
-  if (tensor.grad_fn()) {
-    hook_value(tensor, record_, static_cast<size_t>(number), level);
+  if (record_->values && (wanted & (kTake | kShow)) != 0) measure(found, wanted);
+  const auto level = static_cast<Level>(wanted & kLevel);
+  if (level == Level::none || !found.differentiable) return;
+  if (found.tensor.grad_fn()) {
+    hook_value(found.tensor, record_, static_cast<size_t>(found.number), level);
   } else if (on_leaf) {
     py::gil_scoped_acquire gil;
-    on_leaf(tensor, number);
+    on_leaf(found.tensor, found.number);
   }
+}
+
+// Takes the statistics of a value, and shows it to Python where that is wanted or the reductions do not take it.
+void Forward::measure(const Found& found, uint8_t wanted) {
+  const bool before = paused;
+  paused = true;  // what we run ourselves is no operator of the model's
+  bool shown = (wanted & kShow) != 0;
+  if ((wanted & kTake) != 0) {
+    record_->values->grow(static_cast<size_t>(found.number) + 1);
+    shown |= !record_->values->write(found.tensor, static_cast<size_t>(found.number), record_->values_level);
+  }
+  if (shown && on_value) {
+    py::gil_scoped_acquire gil;
+    try {
+      on_value(found.tensor, found.number);
+    } catch (py::error_already_set& error) {
+      error.restore();
+      PyErr_WriteUnraisable(nullptr);
+    }
+  }
+  paused = before;
 }
 
 // ---- learning ----------------------------------------------------------------------------------------------------

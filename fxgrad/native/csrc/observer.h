@@ -84,6 +84,7 @@ class Forward {
   int64_t differs_at = -1;  // the step at which the call left all known courses
   std::vector<std::pair<int32_t, int64_t>> noted;  // value and site
   pybind11::object on_step;  // told of each step from the first difference on, and while learning
+  pybind11::object on_value;  // shown a value where Python has to look at it
   pybind11::object on_leaf;  // puts a hook on a leaf tensor that is no parameter
   const std::vector<Step>& steps() const { return steps_; }
   const std::vector<int32_t>& first_values() const { return first_values_; }
@@ -98,7 +99,13 @@ class Forward {
   void number_plain(const at::Tensor& tensor);
   void returned(const at::Tensor& tensor);
   void hook_discovered(int32_t node);
-  void hook(const at::Tensor& tensor, int32_t number, int32_t node);
+  struct Found {
+    at::Tensor tensor;
+    int32_t number;
+    bool differentiable;
+  };
+  void hook(const Found& found, int32_t node);
+  void measure(const Found& found, uint8_t wanted);
   void open(const char* name, bool grad_mode);
   void close();
   void differ();
@@ -130,7 +137,7 @@ class Forward {
     int64_t site;
   };
   std::vector<Pending> pending_;  // noted before their first use
-  std::vector<std::pair<at::Tensor, int32_t>> found_;    // in this step, and not hooked yet
+  std::vector<Found> found_;  // in this step, and not hooked yet
 };
 
 }  // namespace fxgrad

@@ -60,6 +60,7 @@ void bind_observer(py::module_& module) {
       .def_readonly("noted", &Forward::noted)
       .def_readwrite("paused", &Forward::paused)
       .def_readwrite("on_step", &Forward::on_step)
+      .def_readwrite("on_value", &Forward::on_value)
       .def_readwrite("on_leaf", &Forward::on_leaf);
 }
 

@@ -223,6 +223,12 @@ void bind_record(py::module_& module) {
   py::class_<Record, std::shared_ptr<Record>>(module, "Record")
       .def(py::init<py::object, Level>())
       .def_readonly("shapes", &Record::shapes)
+      .def_readonly("values", &Record::values)
+      .def("take_values", [](Record& r, Level level) { r.values = std::make_shared<Event>(-1); r.values_level = level; })
+      .def("put", [](const std::shared_ptr<Record>& r, const at::Tensor& value, size_t slot, bool full) {
+        r->shapes->set(slot, value.is_nested() ? at::IntArrayRef() : value.sizes());
+        hook_value(value, r, slot, full ? std::max(r->level, Level::full) : r->level);
+      })
       .def("observe", [](Record& r, const at::Tensor& g, size_t slot, Level level) { py::gil_scoped_release no; r.observe(g, slot, level); })
       .def_property("on", [](const Record& r) { return r.on.load(); }, [](Record& r, bool on) { r.on.store(on); });
   py::class_<LeafHooks, std::shared_ptr<LeafHooks>>(module, "LeafHooks")

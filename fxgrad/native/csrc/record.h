@@ -66,6 +66,8 @@ class Record {
 
   const Level level;
   const std::shared_ptr<Shapes> shapes = std::make_shared<Shapes>();
+  std::shared_ptr<Event> values;  // of the forward call itself; none where they are not asked for
+  Level values_level = Level::none;
   std::atomic<bool> on{true};
 
  private:

@@ -1,0 +1,66 @@
+"""Forward statistics under the native observer: which values Python has to look at, and what it finds there.
+
+The statistics themselves are taken in C++ as each operator ends.  Python counts the active units of activations, hooks
+channels, and takes what the reductions do not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from fxgrad.capture.activations import from_settings, gate_of, units_of
+from fxgrad.capture.captured import Call, Plan
+from fxgrad.forward import Forward
+from fxgrad.record.recorder import Kept
+
+TAKE, SHOW = 4, 8  # as the extension marks what it takes the statistics of, and what it shows to Python
+
+
+def wanted(plan: Plan, slots: Sequence[Sequence[int]], *, channels: bool) -> dict[int, int]:
+    """By value, whether its statistics are taken and whether Python looks at it."""
+    found = {}
+    for value, sites in enumerate(slots):
+        if sites:
+            number = plan.sites[sites[0]].call
+            shown = gate_of(plan.calls, number) is not None
+            shown |= channels and units_of(plan.calls[number]) is not None
+            found[value] = TAKE | (SHOW if shown else 0)
+    return found
+
+
+def unfit(plan: Plan) -> str | None:
+    """Why the values of such a forward cannot be measured by the native observer; None where they can."""
+    for number, call in enumerate(plan.calls):
+        if call.op != "call_module" and gate_of(plan.calls, number) is not None and from_settings(call):
+            return f"the limits of {call.key_stem} are arguments, which may differ from call to call"
+    return None
+
+
+class Shown:
+    """The values of one call that Python looks at.
+
+    Args:
+        forward: measures them.
+        calls, sites: of a course that began as this call does, by slot.
+    """
+
+    def __init__(self, forward: Forward, calls: Sequence[Call], sites: Mapping[int, tuple[int, int]]) -> None:
+        self._forward = forward
+        self._calls = calls
+        self._sites = sites
+
+    def __call__(self, value: Tensor, slot: int) -> None:
+        """A value, as it is now."""
+        known = self._sites.get(slot)
+        if known is not None:
+            site, call = known
+            self._forward.shown(self._calls, call, value, site)
+
+
+def finished(kept: Kept, recording: Any, written: Any) -> None:
+    """The forward has returned: what C++ took becomes a part of what was kept of its values."""
+    kept.recording = recording
+    kept.native = [written]
