@@ -17,7 +17,6 @@ from fxgrad.capture.calls import positional_names
 from fxgrad.capture.captured import Plan
 from fxgrad.capture.eager import Session
 from fxgrad.capture.modules import ModuleMap
-from fxgrad.courses import input_tensors
 from fxgrad.errors import NoFlowError
 from fxgrad.forward import accumulating, begin
 from fxgrad.instrumentation.edges import EdgeNotes, hook_edges
@@ -131,14 +130,15 @@ class Engine:
         if observer is None:
             return self._run_python(recording, args, kwargs, reason)
         with without_torch_function():
-            inputs = input_tensors(args, kwargs, self._names)
-            kind = observer.kind_of(inputs)
-            learning = observer.reason_to_learn(kind)
+            prepared = observer.prepare(args, kwargs, self._names)
+        if prepared is None:
+            return self._run_python(recording, args, kwargs, observer.refused or "")
+        learning = prepared.learning
         if learning is not None:
             return observer.learn(
-                recording, lambda session: self._run_python(recording, args, kwargs, learning, session), kind, inputs
+                recording, lambda session: self._run_python(recording, args, kwargs, learning, session), prepared
             )
-        result = observer.follow(recording, lambda: self.forward(*args, **kwargs), inputs)
+        result = observer.follow(recording, lambda: self.forward(*args, **kwargs), prepared)
         self._previous = recording.plan
         recording.report = self._report("eager", "native", reason)
         return result
