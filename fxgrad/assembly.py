@@ -74,6 +74,8 @@ class _Sites:
         self.kept = kept
         self.found = measured.sites
         self.values = dict(enumerate(measured.values))
+        for one, other in recording.same.items():  # the native recorder takes a tensor once
+            self.values[one] = self.values.get(one) or self.values.get(other)
         self.activity, self.channels = measured.activity, measured.channels
         self.frozen = frozen
         self.number = plan.site_numbers

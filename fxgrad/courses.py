@@ -7,8 +7,9 @@ a call leaves all known courses it is still measured whole, and named by ``devia
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,11 +21,13 @@ from fxgrad.capture.captured import Plan
 from fxgrad.capture.eager import Session
 from fxgrad.capture.modules import ModuleMap
 from fxgrad.deviation import Finder, Where, deviated
-from fxgrad.instrumentation.edges import hook_edges
+from fxgrad.instrumentation.edges import EdgeNotes, hook_edges
+from fxgrad.instrumentation.leaves import Entry
 from fxgrad.instrumentation.recording import Recording
 from fxgrad.native_edges import pieces_of
-from fxgrad.schema import Level
+from fxgrad.native_values import unfit, wanted
 from fxgrad.record.native import LEVELS
+from fxgrad.schema import Level
 from fxgrad.structure import tensors_in
 from fxgrad.torch_private import without_torch_function
 
@@ -43,6 +46,7 @@ class Course:
         where: by operator, from where it was called.
         steps, first_values: the operators, and the number of the first value that appears in each.
         not_required, untold, same: as of the recording under which it was learnt.
+        shown: by value, what is wanted of it in the forward pass.
         pieces: the autograd edges of edge sites; None where edges are not measured.
         unmeasured: why an edge has none.
     """
@@ -59,6 +63,7 @@ class Course:
     pieces: Sequence[Any] | None = None
     unmeasured: Mapping[int, tuple[str, str]] = field(default_factory=dict)
     levels: Mapping[int, int] = field(default_factory=dict)
+    shown: Mapping[int, int] = field(default_factory=dict)
 
 
 class Observer:
@@ -69,18 +74,23 @@ class Observer:
         modules: the model's paths.
         level: statistics level.
         edges: whether edge sites are measured.
+        channels: whether gradients are measured unit by unit.
 
     Attributes:
+        extension, modules, level: as given; the level as the extension has it.
         refused: why the Python recorder has to do it for good; None as long as it hasn't.
     """
 
-    def __init__(self, extension: Any, modules: ModuleMap, level: Level, *, edges: bool) -> None:
-        self._extension = extension
-        self._modules = modules
-        self._level = extension.Level(LEVELS[level])
+    def __init__(
+        self, extension: Any, modules: ModuleMap, level: Level, *, edges: bool, channels: bool = False
+    ) -> None:  # fmt: skip
+        self.extension = extension
+        self.modules = modules
+        self.level = extension.Level(LEVELS[level])
         self._edges = edges
+        self._channels = channels
         self._model = extension.Model()
-        self._courses: list[Course] = []
+        self.courses: list[Course] = []
         self._kinds: set[Any] = set()
         self._structure: Any = None
         self._parameters: Any = None
@@ -90,13 +100,28 @@ class Observer:
 
     # ---- which recorder --------------------------------------------------------------------------------------
 
+    def prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any], names: list[str]) -> Prepared | None:
+        """What is to be known of a call before it runs; None where that failed, which refuses all later calls."""
+        try:
+            inputs = input_tensors(args, kwargs, names)
+            kind = self.kind_of(inputs)
+            return Prepared(inputs, kind, self.reason_to_learn(kind))
+        except Exception as error:  # noqa: BLE001  # the user's forward must go on
+            self._give_up(error)
+            return None
+
+    def _give_up(self, error: Exception | str) -> None:
+        """An error of ours: the Python recorder does it from here on, and the report says why."""
+        words = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
+        self.refused = f"the native observer failed: {words}".splitlines()[0]
+
     def reason_to_learn(self, kind: Any) -> str | None:
         """Why the next call of this kind has to run under the Python recorder; None where it need not."""
-        if self._modules.structure is not self._structure:
-            self._structure = self._modules.structure
+        if self.modules.structure is not self._structure:
+            self._structure = self.modules.structure
             self._forget()
-        if self._modules.parameters is not self._parameters:
-            self._parameters = self._modules.parameters
+        if self.modules.parameters is not self._parameters:
+            self._parameters = self.modules.parameters
             self._model.set_parameters([parameter for _, parameter in self._parameters])
         if kind not in self._kinds:
             return "the first call of a kind; the native observer learns its course"
@@ -106,55 +131,51 @@ class Observer:
 
     def _forget(self) -> None:
         self._model.clear()
-        self._courses.clear()
+        self.courses.clear()
         self._kinds.clear()
         self._latest.clear()
         self._relearn = False
 
     def kind_of(self, tensors: Sequence[tuple[str, Tensor]]) -> Any:
         """What the course of a call is known to depend on."""
-        root = self._modules.root
+        root = self.modules.root
         inputs = tuple((name, tensor.dtype, tensor.requires_grad) for name, tensor in tensors)
-        trained = tuple(parameter.requires_grad for _, parameter in self._modules.parameters)
+        trained = tuple(parameter.requires_grad for _, parameter in self.modules.parameters)
         cast = torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu")
         return inputs, root.training, trained, cast
 
     def record_of(self, recording: Recording) -> Any:
         """What C++ hooks write to in one forward call."""
-        return self._extension.Record(recording, self._level)
+        return self.extension.Record(recording, self.level)
+
+    def forward(self, record: Any, *, learning: bool) -> Any:
+        """The observer of one call."""
+        return self.extension.Forward(self._model, record, learning, self._edges)
 
     # ---- running ---------------------------------------------------------------------------------------------
 
     def learn(
-        self, recording: Recording, call: Callable[[Callable[..., Session]], Any], kind: Any,
-        inputs: Sequence[tuple[str, Tensor]],
+        self, recording: Recording, call: Callable[[Callable[..., Session]], Any], prepared: Prepared
     ) -> Any:  # fmt: skip
         """Run a call under the Python recorder, with the observer beside it.
 
         ``call`` runs it, under the session that what it is given makes.
         """
-        owner = _Nobody()
-        record = self._extension.Record(owner, self._level)
-        forward = self._extension.Forward(self._model, record, True, self._edges)
-        where: list[Where | None] = []
-        finder = Finder(self._modules)
-        forward.on_step = lambda _: where.append(finder.find(sys._getframe(1)))
-        forward.begin(_words(inputs), [tensor for _, tensor in inputs])
-        sessions: list[Session] = []
-
-        def session(*given: Any) -> Session:
-            sessions.append(Session(*given, beside=forward))
-            return sessions[-1]
-
+        run = _Learning(self, prepared.inputs)
         try:
-            result = call(session)
-            with without_torch_function():
-                forward.finish([tensor for _, tensor in tensors_in(result)])
+            result = call(run.session)
+            with without_torch_function(), run.noting():
+                if run.error is None:
+                    run.native.finish([tensor for _, tensor in tensors_in(result)])
         finally:
-            forward.leave()
-        self._kinds.add(kind)
+            run.leave()
+        self._kinds.add(prepared.kind)
         self._relearn = False
-        self._add(recording, sessions[-1], forward, where)
+        with run.noting(), without_torch_function():
+            if run.error is None:
+                self._add(recording, run.sessions[-1], run.native, run.where)
+        if run.error is not None:
+            self._give_up(run.error)
         return result
 
     def _add(self, recording: Recording, session: Session, forward: Any, where: list[Where | None]) -> None:
@@ -169,68 +190,79 @@ class Observer:
             plan, tuple(map(tuple, slots)), tuple(session.ranges), where, forward.steps, forward.first_values,
             frozenset(recording.not_required), frozenset(recording.untold), dict(recording.same),
         )  # fmt: skip
-        number = forward.learn(len(self._courses))
-        if number < len(self._courses):
-            if not _named_alike(self._courses[number], course):
+        number = forward.learn(len(self.courses))
+        if number < len(self.courses):
+            if not _named_alike(self.courses[number], course):
                 self.refused = "two calls with the same operators, on the same values, went through different modules"
             return
-        self._courses.append(course)
+        if recording.values is not None:
+            self.refused = unfit(plan)
+            course.shown = wanted(plan, course.slots, channels=self._channels)
+        self.courses.append(course)
         if self._edges:
-            course.pieces, course.unmeasured = pieces_of(recording, forward, self._extension.Piece)
+            course.pieces, course.unmeasured = pieces_of(recording, forward, self.extension.Piece)
         self._set_levels(number)
-        if len(self._courses) > _MOST:
+        if len(self.courses) > _MOST:
             self.refused = f"the model took more than {_MOST} courses"
 
     def _set_levels(self, number: int) -> None:
         """Tell the observer which values of a course get a hook, and at which level."""
-        course = self._courses[number]
-        usual = int(self._level)
+        course = self.courses[number]
+        usual = int(self.level)
         levels = {
             value: max(usual, 2) if any(site in course.plan.escalated for site in sites) else usual
             for value, sites in enumerate(course.slots)
             if sites
-        }
+        }  # of a value without a gradient it is of no consequence
+        for value, marks in course.shown.items():
+            levels[value] = levels.get(value, 0) | marks
         if levels != course.levels:
             course.levels = levels
             self._model.set_levels(number, levels)
 
-    def follow(
-        self, recording: Recording, forward: Callable[[], Any], inputs: Sequence[tuple[str, Tensor]]
-    ) -> Any:
-        """Run a call under the observer alone."""
-        for number in range(len(self._courses)):
-            if self._courses[number].plan.escalated:
-                self._set_levels(number)
-        run = _Following(self, recording, inputs)
+    def follow(self, recording: Recording, forward: Callable[[], Any], prepared: Prepared) -> Any:
+        """Run a call under the observer alone; an error of ours leaves the call without a record."""
+        run = _Following(self, recording)
+        recording.slots = ()  # no Python hooks
+        with run.noting(), without_torch_function():
+            for number in range(len(self.courses)):
+                if self.courses[number].plan.escalated:
+                    self._set_levels(number)
+            run.begin(self, prepared.inputs)
         try:
             result = forward()
-            with without_torch_function():
-                run.native.finish([tensor for _, tensor in tensors_in(result)])
+            with without_torch_function(), run.noting():
+                if run.error is None:
+                    run.native.finish([tensor for _, tensor in tensors_in(result)])
         finally:
-            run.native.leave()
-        with without_torch_function():
-            self._arrived(recording, run)
+            run.leave()
+        with without_torch_function(), run.noting():
+            if run.error is None:
+                self._arrived(recording, run)
+        if run.error is not None:
+            recording.plan, recording.slots = None, ()
+            self._give_up(run.error)
         return result
 
     def _arrived(self, recording: Recording, run: _Following) -> None:
         number = run.native.plan
         self._latest = [*self._latest[1 - _PATIENCE :], number < 0]
         recording.computed = True
-        recording.sizes = run.record.shapes
+        recording.sizes, recording.written = run.record.shapes, run.record.values
         if number >= 0:
-            course = self._courses[number]
+            course = self.courses[number]
             recording.plan, recording.slots = course.plan, course.slots
             recording.not_required, recording.untold = set(course.not_required), set(course.untold)
             recording.same, recording.escalated = dict(course.same), frozenset(course.plan.escalated)
-            if course.pieces is not None:
-                _hook_edges(recording, run, course)
+            if course.pieces is not None and recording.edges is not None:
+                _hook_edges(recording.edges, recording, run, course)
         else:
             self._relearn = True
-            found = deviated(self._courses, run.native.plan_nearby, run.native, run.where, recording)
+            found = deviated(self.courses, run.native.plan_nearby, run.native, run.where, recording)
             recording.plan, recording.slots = found.plan, found.slots
             recording.not_required, recording.same = set(found.not_required), dict(found.same)
             if recording.edges is not None:
-                _search_edges(recording, run)
+                _search_edges(recording.edges, recording, run)
             if sum(self._latest) > _PATIENCE // 2:
                 self.refused = "the model takes a new course in most calls"
         run.settle_leaves()
@@ -246,29 +278,102 @@ class _Nobody:
     """The owner of a record that is never written to: the Python recorder has the hooks."""
 
 
-class _Following:
-    """One call under the observer alone."""
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A call that is about to run: its tensors, what its course is known to depend on, and why it has to be learnt."""
 
-    def __init__(self, observer: Observer, recording: Recording, inputs: Sequence[tuple[str, Tensor]]) -> None:
-        extension = observer._extension  # noqa: SLF001  # a part of the observer
-        self.recording = recording
-        self.record = extension.Record(recording, observer._level)  # noqa: SLF001
-        self.native = extension.Forward(observer._model, self.record, False, observer._edges)  # noqa: SLF001
+    inputs: list[tuple[str, Tensor]]
+    kind: Any
+    learning: str | None
+
+
+class _Run:
+    """One call with the observer on it.  Errors of ours are noted, never raised."""
+
+    def __init__(self, modules: ModuleMap) -> None:
+        self.native: Any = None
         self.where: list[Where | None] = []
+        self.error: Exception | str | None = None
+        self._modules = modules
         self._finder: Finder | None = None
-        self._modules = observer._modules  # noqa: SLF001
-        self._leaves: list[tuple[int, Any, Tensor]] = []
+
+    @contextlib.contextmanager
+    def noting(self) -> Iterator[None]:
+        """Note what is raised inside, and what the observer noted itself."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001  # the user's forward must go on
+            self.error = self.error or error
+        if self.native is not None and self.native.failed:
+            self.error = self.error or self.native.failed
+
+    def start(self, inputs: Sequence[tuple[str, Tensor]]) -> None:
+        """From here on operators are seen."""
         self.native.on_step = self._step
-        self.native.on_leaf = self._leaf
         self.native.begin(_words(inputs), [tensor for _, tensor in inputs])
 
+    def leave(self) -> None:
+        """Operators are no longer seen."""
+        if self.native is not None:
+            with self.noting():
+                self.native.leave()
+
     def _step(self, _: str) -> None:
-        if self._finder is None:
-            self._finder = Finder(self._modules)
-        self.where.append(self._finder.find(sys._getframe(1)))  # noqa: SLF001  # inspect.stack() reads source files
+        with self.noting():
+            if self._finder is None:
+                self._finder = Finder(self._modules)
+            self.where.append(self._finder.find(sys._getframe(1)))  # noqa: SLF001  # inspect.stack() reads source files
+
+
+class _Learning(_Run):
+    """One call under the Python recorder, with the observer beside it."""
+
+    def __init__(self, observer: Observer, inputs: Sequence[tuple[str, Tensor]]) -> None:
+        super().__init__(observer.modules)
+        self.sessions: list[Session] = []
+        with self.noting(), without_torch_function():
+            record = observer.extension.Record(_Nobody(), observer.level)
+            self.native = observer.forward(record, learning=True)
+            self.start(inputs)
+
+    def session(self, modules: ModuleMap, recording: Any, put: Callable[..., Any], previous: Plan | None) -> Session:
+        """The session of the Python recorder."""
+        beside = self.native if self.error is None else None
+        self.sessions.append(Session(modules, recording, put, previous, beside))
+        return self.sessions[-1]
+
+
+class _Following(_Run):
+    """One call under the observer alone."""
+
+    def __init__(self, observer: Observer, recording: Recording) -> None:
+        super().__init__(observer.modules)
+        self.recording = recording
+        self.record: Any = None
+        self._courses = observer.courses
+        self._leaves: list[tuple[int, Entry, Tensor]] = []
+
+    def begin(self, observer: Observer, inputs: Sequence[tuple[str, Tensor]]) -> None:
+        """Before the model's forward runs."""
+        self.record = observer.extension.Record(self.recording, observer.level)
+        self.native = observer.forward(self.record, learning=False)
+        self.native.on_leaf = self._leaf
+        if self.recording.values is not None:
+            self.record.take_values(observer.extension.Level(LEVELS[self.recording.values.taken.level]))
+            self.native.on_value = self._value
+        self.start(inputs)
+
+    def _value(self, value: Tensor, slot: int) -> None:
+        """A value at which Python has to look; the course so far is that of the one that is nearby."""
+        with self.noting(), without_torch_function():
+            if self.native.differs_at < 0:
+                course = self._courses[self.native.plan_nearby]
+                site = course.slots[slot][0]
+                self.recording.values.shown(course.plan.calls, course.plan.sites[site].call, value, site)
 
     def _leaf(self, leaf: Tensor, value: int) -> None:
-        self._leaves.append((value, self.recording.leaves.of(leaf).add(self.recording, -1), leaf))
+        with self.noting(), without_torch_function():
+            self._leaves.append((value, self.recording.leaves.of(leaf).add(self.recording, -1), leaf))
 
     def settle_leaves(self) -> None:
         """Give the hooks on leaf tensors their sites, now that these are known."""
@@ -282,23 +387,23 @@ class _Following:
         self._leaves.clear()
 
 
-def _hook_edges(recording: Recording, run: _Following, course: Course) -> None:
+def _hook_edges(notes: EdgeNotes, recording: Recording, run: _Following, course: Course) -> None:
     edges = course.plan.fan_out
     start = len(course.plan.sites)
-    recording.edges.unmeasured = dict(course.unmeasured)
+    notes.unmeasured = dict(course.unmeasured)
     for edge in run.native.hook_edges(course.pieces, len(edges)):
-        recording.edges.unmeasured[edge] = ("untraceable_use", "its place in the autograd graph is another than before")
+        notes.unmeasured[edge] = ("untraceable_use", "its place in the autograd graph is another than before")
     values = run.native.values
     recording.slots = (
         *course.slots, *(() for _ in range(values - len(course.slots))), *((start + n,) for n in range(len(edges))),
     )  # fmt: skip
 
 
-def _search_edges(recording: Recording, run: _Following) -> None:
+def _search_edges(notes: EdgeNotes, recording: Recording, run: _Following) -> None:
     """In a call whose course is not known, edges are found as after one under the Python recorder."""
     for slot, place in enumerate(run.native.places()):
         for site in (recording.slots or ())[slot] if place is not None else ():
-            recording.edges.at[site] = place
+            notes.at[site] = place
     hook_edges(recording)
 
 

@@ -73,7 +73,9 @@ class Finder:
         inner = next((p for p in reversed(places) if p.leaf), places[0] if places else None)
         chain = tuple(places[places.index(inner) :]) if inner is not None else ()
         if inner is None:
-            return Where("", type(root).__name__, False, code, instruction, source, chain)
+            return Where(
+                "", type(root).__name__, leaf=False, code=code, instruction=instruction, source=source, chain=chain
+            )
         return Where(inner.path, inner.type, inner.leaf, code, instruction, source, chain)
 
     def _of_a_library(self, code: CodeType) -> bool:
@@ -111,7 +113,7 @@ class Found:
 
 
 def deviated(
-    courses: Sequence[Course], nearby: int, native: Any, where: Sequence[Where], recording: Recording
+    courses: Sequence[Course], nearby: int, native: Any, where: Sequence[Where | None], recording: Recording
 ) -> Found:
     """The graph of a call that left all known courses; ``nearby``: the number of one that began in the same way."""
     made = _Rebuilt(courses, courses[nearby], native, recording.sizes)
@@ -122,14 +124,14 @@ def deviated(
         for n in range(start, native.differs_at)
     ]
     operators += [
-        _Operator(step, place, first)
+        _Operator(step, place or _NOWHERE, first)
         for step, place, first in zip(native.steps, where, native.first_values, strict=True)
     ]
     made.follow(operators[:-1])
     return made.finished(operators[-1], kept)
 
 
-_NOWHERE = Where("", "", False, None, -1, None, ())
+_NOWHERE = Where("", "", leaf=False, code=None, instruction=-1, source=None, chain=())
 
 
 @dataclass(slots=True)
@@ -149,7 +151,10 @@ class _Rebuilt:
         """The calls before the difference; how many, and the operator at which the others begin."""
         base = self.base
         start = differs_at
-        for call, (begin, end), in zip(base.plan.calls, base.ranges, strict=True):
+        for (
+            call,
+            (begin, end),
+        ) in zip(base.plan.calls, base.ranges, strict=True):
             if call.op == "output" or end > differs_at:
                 start = min(begin, differs_at)
                 break
@@ -256,16 +261,14 @@ class _Rebuilt:
         refs = tuple(self.refs[value] for value in now if value in self.refs)
         args: Any = refs if len(refs) == 1 else (refs,)
         if len(before) == len(now):
-            slots = _named(self.base)
+            named = _named(self.base)
             pairs = [(ref, self.refs[new]) for old, new in zip(before, now, strict=True)
-                     for ref in slots.get(old, ()) if new in self.refs]  # fmt: skip
+                     for ref in named.get(old, ()) if new in self.refs]  # fmt: skip
             args = _swapped(known.args, dict(pairs))
         self.calls.append(dataclasses.replace(known, refs=refs, args=args))
         self.chains.append(())
         base = self.base.plan
-        whole = [
-            span for span in base.spans if span.outputs and all(ref.call < kept for ref in span.outputs)
-        ]
+        whole = [span for span in base.spans if span.outputs and all(ref.call < kept for ref in span.outputs)]
         lost = {ref for ref in base.lost if ref.call < kept}
         inputs = tuple(Ref(n, "") for n, call in enumerate(self.calls) if call.op == "placeholder")
         root = ModuleSpan("", base.spans[-1].type, inputs, refs)
@@ -280,7 +283,7 @@ class _Rebuilt:
             for number, spec in enumerate(plan.sites)
             if (number in self.base.not_required if spec.call < kept else self._without_gradient(spec))
         )
-        same = {one: other for one, other in self.base.same.items() if plan.sites[one].call < kept} if kept else {}
+        same = {one: other for one, other in self.base.same.items() if base.sites[one].call < kept}
         return Found(plan, slots, without, same)
 
     def _without_gradient(self, spec: SiteSpec) -> bool:
@@ -380,5 +383,3 @@ def _swapped(value: Any, moved: Mapping[Ref, Ref]) -> Any:
     if isinstance(value, slice):
         return slice(*(_swapped(part, moved) for part in (value.start, value.stop, value.step)))
     return value
-
-

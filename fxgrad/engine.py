@@ -17,7 +17,6 @@ from fxgrad.capture.calls import positional_names
 from fxgrad.capture.captured import Plan
 from fxgrad.capture.eager import Session
 from fxgrad.capture.modules import ModuleMap
-from fxgrad.courses import input_tensors
 from fxgrad.errors import NoFlowError
 from fxgrad.forward import accumulating, begin
 from fxgrad.instrumentation.edges import EdgeNotes, hook_edges
@@ -25,6 +24,7 @@ from fxgrad.instrumentation.leaves import LeafHook
 from fxgrad.instrumentation.probe import put
 from fxgrad.instrumentation.recording import Recording
 from fxgrad.leaves import LeafHooks
+from fxgrad.native_values import finished
 from fxgrad.parameters import ParameterHooks
 from fxgrad.record.aside import Aside
 from fxgrad.record.recorder import Kept, Recorder
@@ -131,14 +131,15 @@ class Engine:
         if observer is None:
             return self._run_python(recording, args, kwargs, reason)
         with without_torch_function():
-            inputs = input_tensors(args, kwargs, self._names)
-            kind = observer.kind_of(inputs)
-            learning = observer.reason_to_learn(kind)
+            prepared = observer.prepare(args, kwargs, self._names)
+        if prepared is None:
+            return self._run_python(recording, args, kwargs, observer.refused or "")
+        learning = prepared.learning
         if learning is not None:
             return observer.learn(
-                recording, lambda session: self._run_python(recording, args, kwargs, learning, session), kind, inputs
+                recording, lambda session: self._run_python(recording, args, kwargs, learning, session), prepared
             )
-        result = observer.follow(recording, lambda: self.forward(*args, **kwargs), inputs)
+        result = observer.follow(recording, lambda: self.forward(*args, **kwargs), prepared)
         self._previous = recording.plan
         recording.report = self._report("eager", "native", reason)
         return result
@@ -169,6 +170,8 @@ class Engine:
             hook_edges(recording)
         if recording.values is not None:
             recording.values.finish()
+            if recording.written is not None:
+                finished(recording.values.taken.sites, recording, recording.written)
 
     def _begin(self, rules: NodeRules | None, *, observe: bool) -> Recording:
         self.recorder.settle()

@@ -12,9 +12,7 @@ from fxgrad.instrumentation.edges import Unmeasured, found_edges
 _DEEPEST = 64  # autograd nodes between what a call returned and the edge; found in stock models: 9
 
 
-def pieces_of(
-    recording: Any, values: Any, piece: Callable[..., Any]
-) -> tuple[list[Any], dict[int, Unmeasured]]:
+def pieces_of(recording: Any, values: Any, piece: Callable[..., Any]) -> tuple[list[Any], dict[int, Unmeasured]]:
     """The pieces of all edge sites of a recorded call, and why an edge has none.
 
     ``values``: the native observer beside it (``noted``: pairs of value and site); ``piece`` makes one.

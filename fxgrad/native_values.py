@@ -6,14 +6,11 @@ channels, and takes what the reductions do not.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from torch import Tensor
-
 from fxgrad.capture.activations import from_settings, gate_of, units_of
-from fxgrad.capture.captured import Call, Plan
-from fxgrad.forward import Forward
+from fxgrad.capture.captured import Plan
 from fxgrad.record.recorder import Kept
 
 TAKE, SHOW = 4, 8  # as the extension marks what it takes the statistics of, and what it shows to Python
@@ -37,27 +34,6 @@ def unfit(plan: Plan) -> str | None:
         if call.op != "call_module" and gate_of(plan.calls, number) is not None and from_settings(call):
             return f"the limits of {call.key_stem} are arguments, which may differ from call to call"
     return None
-
-
-class Shown:
-    """The values of one call that Python looks at.
-
-    Args:
-        forward: measures them.
-        calls, sites: of a course that began as this call does, by slot.
-    """
-
-    def __init__(self, forward: Forward, calls: Sequence[Call], sites: Mapping[int, tuple[int, int]]) -> None:
-        self._forward = forward
-        self._calls = calls
-        self._sites = sites
-
-    def __call__(self, value: Tensor, slot: int) -> None:
-        """A value, as it is now."""
-        known = self._sites.get(slot)
-        if known is not None:
-            site, call = known
-            self._forward.shown(self._calls, call, value, site)
 
 
 def finished(kept: Kept, recording: Any, written: Any) -> None:

@@ -40,7 +40,8 @@ class Recorders:
         self._patience.tick()
         found = self._recorder.library
         if found is not None:
-            self._native = Observer(found, self._modules, options.level, edges=options.sites == "edge")
+            edges = options.sites == "edge"
+            self._native = Observer(found, self._modules, options.level, edges=edges, channels=options.channels)
             self._parameters.use(found, options.level)
 
     def record_for(self, recording: Recording) -> bool:
@@ -70,8 +71,6 @@ class Recorders:
             return self._why()
         if recording.rewriting is not None:
             return "rewrite rules act where Python hooks are"
-        if recording.values is not None:
-            return "the values themselves are measured as well"
         if compiled_autograd_on():
             return "compiled autograd knows Python hooks only"
         return self._native.refused

@@ -40,6 +40,7 @@ class Recording:
         accumulating: whether a parameter had a gradient when the forward began; None where unknown.
         slots: by slot of the native recorder, the sites that it is; None where Python hooks write.
         sizes: of the values behind the slots.
+        written: the statistics of the values that were taken in C++, if any.
         record: what C++ hooks of probes write to, a slot for each site; None where the hooks are Python's.
         recomputed: whether a part of the forward runs again in the backward pass, under the Python recorder.
     """
@@ -47,7 +48,7 @@ class Recording:
     __slots__ = (
         "__weakref__", "accumulating", "computed", "differentiated", "edges", "escalated", "expected", "leaves",
         "not_required", "number", "parameters", "part", "partial", "places", "plan", "recomputed", "record", "report",
-        "rewriting", "same", "shapes", "sink", "sizes", "slots", "task", "unprobed", "untold", "values", "window",
+        "rewriting", "same", "shapes", "sink", "sizes", "slots", "task", "unprobed", "untold", "values", "window", "written",
     )  # fmt: skip
 
     def __init__(self, sink: Any, number: int, expected: int) -> None:
@@ -78,6 +79,7 @@ class Recording:
         self.slots: Sequence[Sequence[int]] | None = None
         self.sizes: Any = None
         self.record: Any = None
+        self.written: Any = None
         self.recomputed = False
 
     def shape_of(self, site: int) -> tuple[int, ...] | None:

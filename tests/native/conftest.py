@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fxgrad.native.build import impossible
-from fxgrad.native.loader import imported
+from fxgrad.native.loader import imported, loader
 from fxgrad.native.places import place
 from fxgrad.native.starting import build, tail
 
@@ -35,3 +35,13 @@ def native(cache: Path) -> Any:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TORCH_EXTENSIONS_DIR", str(cache))
         return imported(place())
+
+
+@pytest.fixture
+def recorder(native: Any, monkeypatch: pytest.MonkeyPatch, cache: Path) -> Any:
+    """``fxgrad.watch`` uses the library from its first call on."""
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(cache))
+    monkeypatch.setenv("FXGRAD_NATIVE", "prebuilt")
+    monkeypatch.setattr(loader, "module", native)
+    monkeypatch.setattr(loader, "refused", False)
+    return native

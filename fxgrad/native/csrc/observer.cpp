@@ -79,9 +79,25 @@ struct Running {
 };
 thread_local Running running;
 
+// The user's forward goes on, whatever is wrong with the observer.
+template <class F>
+void guarded(Forward* forward, F look) noexcept {
+  if (!forward->failed.empty()) return;
+  try {
+    look();
+  } catch (py::error_already_set& error) {
+    py::gil_scoped_acquire gil;
+    forward->fail(error.what());
+    error.restore();
+    PyErr_Clear();
+  } catch (const std::exception& error) {
+    forward->fail(error.what());
+  }
+}
+
 std::unique_ptr<at::ObserverContext> on_start(const at::RecordFunction& function) {
   if (function.scope() == at::RecordScope::FUNCTION) {
-    for (Forward* forward : running.forwards) forward->start(function);
+    for (Forward* forward : running.forwards) guarded(forward, [&] { forward->start(function); });
   }
   running.depth++;
   return nullptr;
@@ -90,7 +106,7 @@ std::unique_ptr<at::ObserverContext> on_start(const at::RecordFunction& function
 void on_end(const at::RecordFunction& function, at::ObserverContext*) {
   running.depth--;
   if (function.scope() == at::RecordScope::FUNCTION) {
-    for (Forward* forward : running.forwards) forward->end(function);
+    for (Forward* forward : running.forwards) guarded(forward, [&] { forward->end(function); });
   }
 }
 
@@ -185,11 +201,14 @@ void Forward::tell() {
   if (told_ || !writes_steps() || !on_step) return;
   told_ = true;
   py::gil_scoped_acquire gil;
+  on_step(step_.name);
+}
+
+void Forward::fail(const char* what) noexcept {
   try {
-    on_step(step_.name);
-  } catch (py::error_already_set& error) {
-    error.restore();
-    PyErr_WriteUnraisable(nullptr);
+    failed = *what == 0 ? "?" : what;
+  } catch (const std::exception&) {
+    paused = true;
   }
 }
 
@@ -356,6 +375,10 @@ void Forward::measure(const Found& found, uint8_t wanted) {
 // ---- learning ----------------------------------------------------------------------------------------------------
 
 void Forward::note(const at::Tensor& value, int64_t site) {
+  guarded(this, [&] { note_known(value, site); });
+}
+
+void Forward::note_known(const at::Tensor& value, int64_t site) {
   int32_t known = -1;
   if (value.requires_grad() && at::GradMode::is_enabled()) {
     known = find(value);

@@ -80,6 +80,9 @@ class Forward {
   void start(const at::RecordFunction& function);
   void end(const at::RecordFunction& function);
 
+  void fail(const char* what) noexcept;  // an error of ours: nothing more is looked at
+
+  std::string failed;  // the first error
   bool paused = false;
   int64_t differs_at = -1;  // the step at which the call left all known courses
   std::vector<std::pair<int32_t, int64_t>> noted;  // value and site
@@ -90,6 +93,7 @@ class Forward {
   const std::vector<int32_t>& first_values() const { return first_values_; }
 
  private:
+  void note_known(const at::Tensor& value, int64_t site);
   bool writes_steps() const { return learning_ || differs_at >= 0; }
   int32_t find(const at::Tensor& tensor) const;
   int32_t find_plain(const at::Tensor& tensor) const;

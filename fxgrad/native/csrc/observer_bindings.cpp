@@ -58,6 +58,7 @@ void bind_observer(py::module_& module) {
       .def_property_readonly("first_values", &Forward::first_values)
       .def_readonly("differs_at", &Forward::differs_at)
       .def_readonly("noted", &Forward::noted)
+      .def_readonly("failed", &Forward::failed)
       .def_readwrite("paused", &Forward::paused)
       .def_readwrite("on_step", &Forward::on_step)
       .def_readwrite("on_value", &Forward::on_value)

@@ -1,0 +1,139 @@
+"""The same training steps under both recorders, and everything in which their flows differ."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import fxgrad
+from fxgrad.schema import GradientFlow, Statistics
+from tests.runs import RunResult, plain_run, run_differences
+
+RELATIVE = 1e-5  # float32 sums, in another order
+
+
+@dataclasses.dataclass
+class Watched:
+    """What the steps of one watched model left behind."""
+
+    runs: list[RunResult]
+    flows: list[GradientFlow | None]
+
+    @property
+    def recorders(self) -> list[str]:
+        """Which recorder observed each step."""
+        return [flow.capture.recorder if flow is not None else "none" for flow in self.flows]
+
+    @property
+    def reasons(self) -> list[str]:
+        """Why that one."""
+        return [flow.capture.reason if flow is not None else "" for flow in self.flows]
+
+
+def watched(
+    model: nn.Module, batches: Sequence[tuple[tuple[Any, ...], dict[str, Any]]], loss: Callable[[Any], Tensor],
+    *, native: bool, **options: Any,
+) -> Watched:  # fmt: skip
+    """One step for each batch."""
+    found = Watched([], [])
+    with fxgrad.watch(model, native=native, **options) as watch:
+        for step, (args, kwargs) in enumerate(batches):
+            found.runs.append(plain_run(model, args, kwargs, loss, seed=step))
+            try:
+                found.flows.append(watch.flow())
+            except fxgrad.NoFlowError:
+                found.flows.append(None)
+    return found
+
+
+def differences(
+    model: nn.Module, batches: Sequence[tuple[tuple[Any, ...], dict[str, Any]]], loss: Callable[[Any], Tensor],
+    **options: Any,
+) -> tuple[list[str], Watched]:  # fmt: skip
+    """All that differs between the recorders, in words, and what the native one saw."""
+    other = copy.deepcopy(model)
+    want = watched(model, batches, loss, native=False, **options)
+    got = watched(other, batches, loss, native=True, **options)
+    found: list[str] = []
+    for step, (mine, theirs) in enumerate(zip(got.runs, want.runs, strict=True)):
+        found += [f"step {step}: {words}" for words in run_differences(mine, theirs)]
+    for step, (seen, known) in enumerate(zip(got.flows, want.flows, strict=True)):
+        if seen is None or known is None:
+            found += [f"step {step}: a flow is missing"] if seen is not known else []
+            continue
+        found += [f"step {step} ({seen.capture.recorder}): {words}" for words in flow_differences(seen, known)]
+    return found, got
+
+
+def flow_differences(got: GradientFlow, want: GradientFlow) -> Iterator[str]:
+    """In which facts two flows of the same step differ."""
+    mine, theirs = [site.id for site in got.sites], [site.id for site in want.sites]
+    if mine != theirs:
+        place = next((n for n, pair in enumerate(zip(mine, theirs, strict=False)) if pair[0] != pair[1]), -1)
+        yield f"site ids from {place} on: {mine[place:][:3]} instead of {theirs[place:][:3]}"
+        return
+    for one, other in zip(got.sites, want.sites, strict=True):
+        for name in ("node", "output_position", "shape", "dtype", "device", "derived_from"):
+            if getattr(one, name) != getattr(other, name):
+                yield f"{one.id}: {name} {getattr(one, name)} instead of {getattr(other, name)}"
+        yield from _statistics(one.id, one.statistics, other.statistics)
+    for record, known in zip(got.parameters, want.parameters, strict=True):
+        if dataclasses.replace(record, statistics=None) != dataclasses.replace(known, statistics=None):
+            yield f"parameter {record.name}: {record.reason} instead of {known.reason}"
+        yield from _statistics(f"parameter {record.name}", record.statistics, known.statistics)
+    spots, others = set(map(_spot, got.blind_spots)), set(map(_spot, want.blind_spots))
+    if spots != others:
+        yield f"blind spots: {sorted(spots - others, key=str)} instead of {sorted(others - spots, key=str)}"
+    if got.calls != want.calls:
+        pairs = [pair for pair in zip(got.calls, want.calls, strict=False) if pair[0] != pair[1]]
+        yield f"module calls: {len(got.calls)} and {len(want.calls)}, {pairs[:1]}"
+    yield from _edges(got, want)
+
+
+def _spot(spot: Any) -> tuple[Any, ...]:
+    return spot.id, spot.reason, spot.detail, spot.cut
+
+
+def _edges(got: GradientFlow, want: GradientFlow) -> Iterator[str]:
+    mine = [(edge.producer, edge.output_position, edge.consumer) for edge in got.edges]
+    if mine != [(edge.producer, edge.output_position, edge.consumer) for edge in want.edges]:
+        yield f"edges: {len(got.edges)} and {len(want.edges)}"
+        return
+    for name, one, other in zip(mine, got.edges, want.edges, strict=True):
+        yield from _statistics(f"edge {name}", one.statistics, other.statistics)
+
+
+def _statistics(name: str, got: Statistics | None, want: Statistics | None) -> Iterator[str]:
+    if got is None or want is None:
+        if got is not want:
+            yield f"{name}: {'not ' if got is None else ''}measured"
+        return
+    for entry in dataclasses.fields(want):
+        mine, theirs = getattr(got, entry.name), getattr(want, entry.name)
+        if entry.name == "sum" and want.abs_sum is not None and got.sum is not None and want.sum is not None:
+            known = abs(got.sum - want.sum) <= RELATIVE * want.abs_sum  # what cancels leaves rounding
+        else:
+            known = _close(mine, theirs)
+        if not known:
+            yield f"{name}: {entry.name} {mine} instead of {theirs}"
+
+
+def _close(mine: Any, theirs: Any) -> bool:
+    if isinstance(mine, float) and isinstance(theirs, float):
+        return math.isclose(mine, theirs, rel_tol=RELATIVE) or (math.isnan(mine) and math.isnan(theirs))
+    if isinstance(mine, (tuple, list)) and isinstance(theirs, (tuple, list)) and len(mine) == len(theirs):
+        return all(_close(one, other) for one, other in zip(mine, theirs, strict=True))
+    return bool(mine == theirs)
+
+
+def repeated(
+    args: tuple[Any, ...], kwargs: dict[str, Any], steps: int = 3
+) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
+    """The same batch for so many steps."""
+    return [(args, kwargs)] * steps
