@@ -97,6 +97,7 @@ class Observer:
         self._latest: list[bool] = []  # whether a call left the known courses
         self._relearn = False
         self.refused: str | None = None
+        self.trained = b""  # by parameter, whether it requires a gradient now
 
     # ---- which recorder --------------------------------------------------------------------------------------
 
@@ -140,9 +141,8 @@ class Observer:
         """What the course of a call is known to depend on."""
         root = self.modules.root
         inputs = tuple((name, tensor.dtype, tensor.requires_grad) for name, tensor in tensors)
-        trained = tuple(parameter.requires_grad for _, parameter in self.modules.parameters)
         cast = torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu")
-        return inputs, root.training, trained, cast
+        return inputs, root.training, self.trained, cast
 
     def record_of(self, recording: Recording) -> Any:
         """What C++ hooks write to in one forward call."""
@@ -196,7 +196,7 @@ class Observer:
                 self.refused = "two calls with the same operators, on the same values, went through different modules"
             return
         if recording.values is not None:
-            self.refused = unfit(plan)
+            self.refused = unfit(plan, forward.noted, forward.first_values, session.ranges)
             course.shown = wanted(plan, course.slots, channels=self._channels)
         self.courses.append(course)
         if self._edges:

@@ -184,7 +184,8 @@ class Engine:
         if observe:
             recording.parameters = self.parameters.refresh(self.modules.parameters)
             recording.edges = EdgeNotes(None) if self.options.sites == "edge" else None
-            recording.accumulating = accumulating(recording.parameters)
+            known = self.parameters.accumulating
+            recording.accumulating = accumulating(recording.parameters) if known is None else known
             recording.values = begin(self._values, self.modules, recording if self.options.channels else None)
             recording.window = self._windows.open(self.model, MARK, functools.partial(Aside, self.options.level))
             if self.training is not None:

@@ -6,6 +6,7 @@ channels, and takes what the reductions do not.
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Sequence
 from typing import Any
 
@@ -28,11 +29,22 @@ def wanted(plan: Plan, slots: Sequence[Sequence[int]], *, channels: bool) -> dic
     return found
 
 
-def unfit(plan: Plan) -> str | None:
-    """Why the values of such a forward cannot be measured by the native observer; None where they can."""
-    for number, call in enumerate(plan.calls):
-        if call.op != "call_module" and gate_of(plan.calls, number) is not None and from_settings(call):
-            return f"the limits of {call.key_stem} are arguments, which may differ from call to call"
+def unfit(
+    plan: Plan, noted: Sequence[tuple[int, int]], first_values: Sequence[int], ranges: Sequence[tuple[int, int]]
+) -> str | None:
+    """Why the values of such a forward cannot be measured by the native observer; None where they can.
+
+    ``noted``: pairs of value and site; ``first_values``: by operator; ``ranges``: by call, its operators.
+    """
+    for value, site in noted:
+        call = plan.sites[site].call
+        if plan.calls[call].op not in ("placeholder", "external") and (
+            bisect.bisect_right(first_values, value) - 1 < ranges[call][0]
+        ):
+            return f"{plan.calls[call].key_stem} changed a value in a way that no operator returns"
+    for number, one in enumerate(plan.calls):
+        if one.op != "call_module" and gate_of(plan.calls, number) is not None and from_settings(one):
+            return f"the limits of {one.key_stem} are arguments, which may differ from call to call"
     return None
 
 

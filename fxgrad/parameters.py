@@ -34,6 +34,11 @@ class ParameterHooks:
         self._native: Any = None
         self.lazy = False  # whether some were still without a shape
         self._raised: set[int] = set()
+        self._latest: Any = None
+        self._tensors: list[Tensor] = []
+        self._listed: list[tuple[int, tuple[str, ...], Tensor]] = []
+        self.trained = b""  # by parameter, whether it requires a gradient, where that is asked in C++
+        self.accumulating: bool | None = None
 
     def use(self, extension: Any, level: Level) -> None:
         """Have C++ hooks from here on."""
@@ -46,6 +51,10 @@ class ParameterHooks:
 
     def refresh(self, parameters: list[tuple[tuple[str, ...], Tensor]]) -> list[tuple[int, tuple[str, ...], Tensor]]:
         """Hook what has begun to require a gradient since; the parameters with their numbers."""
+        native = self._native
+        if native is not None and self._unchanged(native, parameters):
+            self._refresh_native(native)
+            return self._listed
         self.lazy, listed = False, []
         for names, parameter in parameters:
             number = self._number(parameter)
@@ -55,9 +64,20 @@ class ParameterHooks:
                 self._hooked[number] = self._hook(parameter, number)
             listed.append((number, names, parameter))
         self._sink.parameters.expected = self._count
-        if self._native is not None:
-            self._refresh_native(self._native)
+        if native is not None:
+            self._refresh_native(native)
+            self._latest = None if self.lazy else parameters
+            self._tensors = [parameter for _, parameter in parameters]
+            self.trained, self.accumulating = native.extension.look(self._tensors)
+        self._listed = listed
         return listed
+
+    def _unchanged(self, native: _Native, parameters: list[tuple[tuple[str, ...], Tensor]]) -> bool:
+        """Whether these are the parameters of the call before, of which the same require a gradient."""
+        if parameters is not self._latest:
+            return False
+        trained, self.accumulating = native.extension.look(self._tensors)
+        return bool(trained == self.trained)
 
     def _refresh_native(self, native: _Native) -> None:
         """Put back what torch cleared; what ``norm`` could not tell is measured at ``full``."""
@@ -114,6 +134,7 @@ class ParameterHooks:
                 handle.remove()
                 forget_empty_hooks(parameter)
         self._hooked.clear()
+        self._latest = None
         if self._native is not None:
             self._native.hooks.remove()
 

@@ -43,6 +43,7 @@ class Recorders:
             edges = options.sites == "edge"
             self._native = Observer(found, self._modules, options.level, edges=edges, channels=options.channels)
             self._parameters.use(found, options.level)
+            self._modules.use(found)
 
     def record_for(self, recording: Recording) -> bool:
         """Give the probes of a graph C++ hooks where these can be had; whether they can."""
@@ -55,6 +56,8 @@ class Recorders:
 
     def choose(self, recording: Recording) -> tuple[Observer | None, str]:
         """The native observer for this call, or why the Python recorder does it."""
+        if self._native is not None:
+            self._native.trained = self._parameters.trained
         why = self._unwanted() or self._unfit(recording)
         return (self._native, "every operator was that of a known course") if why is None else (None, why)
 

@@ -50,7 +50,14 @@ class ModuleMap:
         self.structure: Any = None  # paths, types and names; another object where they have changed
         self._structure: list[tuple[dict[str, Any], tuple[Any, ...]]] = []
         self.rebuilt = 0
+        self._library: Any = None
+        self._quick: Any = None  # answers in C++ whether all is as it was
         self._build()
+
+    def use(self, library: Any) -> None:
+        """Look at the registries in C++ from here on."""
+        self._library = library
+        self._quick = library.Registries(self._structure)
 
     def _build(self) -> None:
         self.places = {}
@@ -75,9 +82,13 @@ class ModuleMap:
         structure = paths, tuple(found for found, _ in self.parameters)
         if structure != self.structure:
             self.structure = structure
+        if self._library is not None:
+            self._quick = self._library.Registries(self._structure)
 
     def refresh(self) -> bool:
         """Rebuild if a module, parameter or buffer was added, removed or swapped; whether that was so."""
+        if self._quick is not None and self._quick.unchanged():
+            return False
         for registry, values in self._structure:
             if len(registry) != len(values) or not all(map(is_, registry.values(), values)):
                 before = self._skeleton()

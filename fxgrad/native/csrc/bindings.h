@@ -8,5 +8,6 @@ namespace fxgrad {
 void bind_statistics(pybind11::module_& module);
 void bind_record(pybind11::module_& module);
 void bind_observer(pybind11::module_& module);
+void bind_looking(pybind11::module_& module);
 
 }  // namespace fxgrad

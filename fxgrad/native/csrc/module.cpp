@@ -5,4 +5,5 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   fxgrad::bind_statistics(module);
   fxgrad::bind_record(module);
   fxgrad::bind_observer(module);
+  fxgrad::bind_looking(module);
 }

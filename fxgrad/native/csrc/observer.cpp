@@ -340,9 +340,13 @@ void Forward::hook(const Found& found, int32_t node) {
     const auto within = static_cast<size_t>(found.number - first_);
     wanted = within < levels.size() ? levels[within] : 0;
   }
-  if (record_->values && (wanted & (kTake | kShow)) != 0) measure(found, wanted);
   const auto level = static_cast<Level>(wanted & kLevel);
-  if (level == Level::none || !found.differentiable) return;
+  if (level != Level::none && found.differentiable) put(found, level);
+  // Behind the hook: what Python puts on the value comes after ours, as the user's own hooks do.
+  if (record_->values && (wanted & (kTake | kShow)) != 0) measure(found, wanted);
+}
+
+void Forward::put(const Found& found, Level level) {
   if (found.tensor.grad_fn()) {
     hook_value(found.tensor, record_, static_cast<size_t>(found.number), level);
   } else if (on_leaf) {

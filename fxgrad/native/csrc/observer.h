@@ -109,6 +109,7 @@ class Forward {
     bool differentiable;
   };
   void hook(const Found& found, int32_t node);
+  void put(const Found& found, Level level);
   void measure(const Found& found, uint8_t wanted);
   void open(const char* name, bool grad_mode);
   void close();

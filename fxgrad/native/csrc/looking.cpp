@@ -1,0 +1,61 @@
+// What every step asks of a model's registries and parameters, without the Python that asking takes.
+#include "bindings.h"
+
+#include <ATen/core/Tensor.h>
+#include <pybind11/stl.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace py = pybind11;
+
+namespace fxgrad {
+
+namespace {
+
+// Dictionaries of modules, parameters and buffers, and what was in them.
+class Registries {
+ public:
+  explicit Registries(std::vector<std::pair<py::dict, py::tuple>> entries) : entries_(std::move(entries)) {}
+
+  // Whether each holds the very objects that it held, in that order.
+  bool unchanged() const {
+    for (const auto& [registry, values] : entries_) {
+      if (PyDict_Size(registry.ptr()) != PyTuple_GET_SIZE(values.ptr())) return false;
+      PyObject *key = nullptr, *value = nullptr;
+      Py_ssize_t at = 0, number = 0;
+      while (PyDict_Next(registry.ptr(), &at, &key, &value) != 0) {
+        if (value != PyTuple_GET_ITEM(values.ptr(), number++)) return false;
+      }
+    }
+    return true;
+  }
+
+ private:
+  std::vector<std::pair<py::dict, py::tuple>> entries_;
+};
+
+// Of each tensor, whether it requires a gradient; and whether a leaf that does has one.
+std::pair<py::bytes, bool> look(const std::vector<at::Tensor>& tensors) {
+  std::string trained;
+  bool has_gradient = false;
+  for (const auto& tensor : tensors) {
+    const bool requires_grad = tensor.requires_grad();
+    trained.push_back(requires_grad ? 1 : 0);
+    has_gradient |= requires_grad && tensor.is_leaf() && tensor.grad().defined();
+  }
+  return {py::bytes(trained), has_gradient};
+}
+
+}  // namespace
+
+void bind_looking(py::module_& module) {
+  py::class_<Registries>(module, "Registries")
+      .def(py::init<std::vector<std::pair<py::dict, py::tuple>>>())
+      .def("unchanged", &Registries::unchanged);
+  module.def("look", &look);
+}
+
+}  // namespace fxgrad
