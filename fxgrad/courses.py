@@ -62,7 +62,6 @@ class Course:
     same: Mapping[int, int]
     pieces: Sequence[Any] | None = None
     unmeasured: Mapping[int, tuple[str, str]] = field(default_factory=dict)
-    levels: Mapping[int, int] = field(default_factory=dict)
     shown: Mapping[int, int] = field(default_factory=dict)
 
 
@@ -96,6 +95,7 @@ class Observer:
         self._parameters: Any = None
         self._latest: list[bool] = []  # whether a call left the known courses
         self._relearn = False
+        self._raised: list[frozenset[int]] = []
         self.refused: str | None = None
         self.trained = b""  # by parameter, whether it requires a gradient now
 
@@ -135,6 +135,7 @@ class Observer:
         self.courses.clear()
         self._kinds.clear()
         self._latest.clear()
+        self._raised.clear()
         self._relearn = False
 
     def kind_of(self, tensors: Sequence[tuple[str, Tensor]]) -> Any:
@@ -201,33 +202,32 @@ class Observer:
         self.courses.append(course)
         if self._edges:
             course.pieces, course.unmeasured = pieces_of(recording, forward, self.extension.Piece)
-        self._set_levels(number)
+        self._set_levels()
         if len(self.courses) > _MOST:
             self.refused = f"the model took more than {_MOST} courses"
 
-    def _set_levels(self, number: int) -> None:
-        """Tell the observer which values of a course get a hook, and at which level."""
-        course = self.courses[number]
-        usual = int(self.level)
-        levels = {
-            value: max(usual, 2) if any(site in course.plan.escalated for site in sites) else usual
-            for value, sites in enumerate(course.slots)
-            if sites
-        }  # of a value without a gradient it is of no consequence
-        for value, marks in course.shown.items():
-            levels[value] = levels.get(value, 0) | marks
-        if levels != course.levels:
-            course.levels = levels
-            self._model.set_levels(number, levels)
+    def _set_levels(self) -> None:
+        """Tell the observer which values of the courses get a hook, and at which level."""
+        raised = [frozenset(course.plan.escalated) for course in self.courses]
+        if raised == self._raised:
+            return
+        self._raised, usual = raised, int(self.level)
+        self._model.set_levels({
+            number: {
+                value: (max(usual, LEVELS["full"]) if raised[number].intersection(sites) else usual)
+                | course.shown.get(value, 0)
+                for value, sites in enumerate(course.slots)
+                if sites
+            }
+            for number, course in enumerate(self.courses)
+        })  # fmt: skip
 
     def follow(self, recording: Recording, forward: Callable[[], Any], prepared: Prepared) -> Any:
         """Run a call under the observer alone; an error of ours leaves the call without a record."""
         run = _Following(self, recording)
         recording.slots = ()  # no Python hooks
         with run.noting(), without_torch_function():
-            for number in range(len(self.courses)):
-                if self.courses[number].plan.escalated:
-                    self._set_levels(number)
+            self._set_levels()
             run.begin(self, prepared.inputs)
         try:
             result = forward()
@@ -391,7 +391,8 @@ def _hook_edges(notes: EdgeNotes, recording: Recording, run: _Following, course:
     edges = course.plan.fan_out
     start = len(course.plan.sites)
     notes.unmeasured = dict(course.unmeasured)
-    for edge in run.native.hook_edges(course.pieces, len(edges)):
+    raised = {number - start for number in course.plan.escalated if number >= start}
+    for edge in run.native.hook_edges(course.pieces, len(edges), raised):
         notes.unmeasured[edge] = ("untraceable_use", "its place in the autograd graph is another than before")
     values = run.native.values
     recording.slots = (

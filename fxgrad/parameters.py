@@ -48,6 +48,7 @@ class ParameterHooks:
         record = extension.Record(owner, kind)
         self._sink.parameters.sizes = record.shapes
         self._native = _Native(record, extension.LeafHooks(record), extension, kind)
+        self._sink.parameters.lost = self._native.hooks.lost
 
     def refresh(self, parameters: list[tuple[tuple[str, ...], Tensor]]) -> list[tuple[int, tuple[str, ...], Tensor]]:
         """Hook what has begun to require a gradient since; the parameters with their numbers."""

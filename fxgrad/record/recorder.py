@@ -28,6 +28,7 @@ from fxgrad.torch_private import at_end_of_backward, current_backward, functorch
 if TYPE_CHECKING:
     from fxgrad.schema import Level
 
+CLEARED = "torch cleared our hook when the first hook in Python was registered on the parameter"
 HISTORY = 128  # finished events kept; the facts of a ResNet-50 event take about 40 KB
 
 
@@ -59,6 +60,7 @@ class Parameters:
         self.expected = 0
         self.escalated: set[int] = set()
         self.differentiated = False
+        self.lost: Callable[[], list[int]] = list  # which C++ hooks torch has cleared since
         self.slots = None  # the native recorder's are the parameters' numbers
         self.sizes: Any = None
 
@@ -351,7 +353,7 @@ class Recorder:
             for page in event.pages.values():
                 page.flush()
             batches = [batch for page in event.pages.values() for batch in page.batches]
-            own = event.parts.pop(self.parameters, None)
+            own = self._own(event)
             parameters = None if own is None else self._keep(self.parameters, own, batches)
             finished = []
             for owner, part in sorted(event.parts.items(), key=lambda item: item[0].number):
@@ -363,6 +365,16 @@ class Recorder:
                 self._pages[dtype].append(page)
         if self.ended is not None and finished:
             self.ended(finished)
+
+    def _own(self, event: BackwardEvent) -> Part | None:
+        """The part of the parameters, which says of which of them the hook was gone."""
+        lost = self.parameters.lost()
+        if lost and self.parameters not in event.parts:
+            self._new_part(event, self.parameters)
+        part = event.parts.pop(self.parameters, None)
+        if part is not None:
+            part.failures.update(dict.fromkeys(lost, CLEARED))
+        return part
 
     def _keep(self, owner: Owner, part: Part, batches: list[Batch]) -> Kept:
         owner.task = owner.part = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import fxgrad
+from fxgrad.errors import NoFlowError
 from fxgrad.schema import GradientFlow, Statistics
 from tests.runs import RunResult, plain_run, run_differences
 
@@ -47,19 +47,19 @@ def watched(
             found.runs.append(plain_run(model, args, kwargs, loss, seed=step))
             try:
                 found.flows.append(watch.flow())
-            except fxgrad.NoFlowError:
+            except NoFlowError:
                 found.flows.append(None)
     return found
 
 
 def differences(
-    model: nn.Module, batches: Sequence[tuple[tuple[Any, ...], dict[str, Any]]], loss: Callable[[Any], Tensor],
+    make: Callable[[], nn.Module],
+    batches: Sequence[tuple[tuple[Any, ...], dict[str, Any]]], loss: Callable[[Any], Tensor],
     **options: Any,
 ) -> tuple[list[str], Watched]:  # fmt: skip
     """All that differs between the recorders, in words, and what the native one saw."""
-    other = copy.deepcopy(model)
-    want = watched(model, batches, loss, native=False, **options)
-    got = watched(other, batches, loss, native=True, **options)
+    want = watched(make(), batches, loss, native=False, **options)
+    got = watched(make(), batches, loss, native=True, **options)
     found: list[str] = []
     for step, (mine, theirs) in enumerate(zip(got.runs, want.runs, strict=True)):
         found += [f"step {step}: {words}" for words in run_differences(mine, theirs)]
@@ -137,3 +137,30 @@ def repeated(
 ) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
     """The same batch for so many steps."""
     return [(args, kwargs)] * steps
+
+
+def acted(
+    make: Callable[[], nn.Module], act: Callable[[nn.Module, int], Any], steps: int = 5, **options: Any
+) -> tuple[list[str], Watched]:
+    """As ``differences``, where ``act(model, step)`` does a step; what it returns is compared as well."""
+    seen = {}
+    for native in (False, True):
+        torch.manual_seed(0)
+        model, found, results = make(), Watched([], []), []
+        with fxgrad.watch(model, native=native, **options) as watch:
+            for step in range(steps):
+                torch.manual_seed(step)
+                results.append(act(model, step))
+                found.flows.append(watch.flow())
+        seen[native] = found, results
+    (want, plain), (got, told) = seen[False], seen[True]
+    wrong = [] if all(map(_equal, told, plain)) else [f"the results differ: {told} instead of {plain}"]
+    for step, (one, other) in enumerate(zip(got.flows, want.flows, strict=True)):
+        assert one is not None
+        assert other is not None
+        wrong += [f"step {step} ({one.capture.recorder}): {words}" for words in flow_differences(one, other)]
+    return wrong, got
+
+
+def _equal(one: Any, other: Any) -> bool:
+    return torch.equal(one, other) if isinstance(one, Tensor) else bool(one == other)

@@ -58,6 +58,10 @@ int32_t Courses::add(const std::vector<Step>& steps, std::vector<int32_t> first_
   return last.plan;
 }
 
+void Courses::clear_levels() {
+  for (Node& node : nodes_) std::fill(node.levels.begin(), node.levels.end(), uint8_t{0});
+}
+
 void Courses::set_levels(int32_t plan, const std::map<int32_t, uint8_t>& levels) {
   const auto end = ends_.find(plan);
   if (end == ends_.end()) return;

@@ -52,6 +52,7 @@ class Courses {
   // Adds a course of so many `values`; `first_values` counts those that appeared before each step.  The plan that ends there: `plan`, or an
   // earlier one that ran the very same steps.
   int32_t add(const std::vector<Step>& steps, std::vector<int32_t> first_values, int32_t values, int32_t plan);
+  void clear_levels();
   // What the values of a plan's course get; where courses share a step, it gets what any of them wants.
   void set_levels(int32_t plan, const std::map<int32_t, uint8_t>& levels);
 

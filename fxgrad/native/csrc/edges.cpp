@@ -4,6 +4,7 @@
 #include <ATen/ops/stack.h>
 #include <torch/csrc/autograd/graph_task.h>
 
+#include <algorithm>
 #include <map>
 
 namespace fxgrad {
@@ -16,7 +17,7 @@ torch::autograd::variable_list EdgeHook::operator()(const torch::autograd::varia
 
 void EdgeHook::take(const at::Tensor& gradient) noexcept {
   if (!pieces_) {
-    record_->observe(gradient, slot_, record_->level);
+    record_->observe(gradient, slot_, level_);
     return;
   }
   const int64_t task = torch::autograd::get_current_graph_task_id();
@@ -28,14 +29,14 @@ void EdgeHook::take(const at::Tensor& gradient) noexcept {
   pieces_->arrived.clear();
   try {
     at::NoGradGuard off;
-    record_->observe(arrived.size() == 1 ? arrived[0] : at::stack(arrived).sum(0), slot_, record_->level);
+    record_->observe(arrived.size() == 1 ? arrived[0] : at::stack(arrived).sum(0), slot_, level_);
   } catch (const std::exception& error) {
     TORCH_WARN_ONCE("fxgrad could not add the pieces of an edge: ", error.what());
   }
 }
 
 std::vector<int32_t> hook_edges(const std::vector<Piece>& pieces, const std::vector<Place>& places,
-                                const std::shared_ptr<Record>& record, size_t first) {
+                                const std::shared_ptr<Record>& record, size_t first, const std::set<int32_t>& raised) {
   std::vector<int32_t> missing;
   std::map<int32_t, std::shared_ptr<Pieces>> several;
   for (const Piece& piece : pieces) {
@@ -55,8 +56,9 @@ std::vector<int32_t> hook_edges(const std::vector<Piece>& pieces, const std::vec
       continue;
     }
     if (piece.count > 1 && !several[piece.edge]) several[piece.edge] = std::make_shared<Pieces>();
+    const Level level = raised.count(piece.edge) ? std::max(record->level, Level::full) : record->level;
     node->add_post_hook(std::make_unique<EdgeHook>(record, first + static_cast<size_t>(piece.edge), piece,
-                                                   piece.count > 1 ? several[piece.edge] : nullptr));
+                                                   piece.count > 1 ? several[piece.edge] : nullptr, level));
   }
   return missing;
 }

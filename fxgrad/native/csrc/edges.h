@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <set>
 #include <vector>
 
 namespace fxgrad {
@@ -31,8 +32,9 @@ struct Pieces {
 
 class EdgeHook : public torch::autograd::FunctionPostHook {
  public:
-  EdgeHook(std::shared_ptr<Record> record, size_t slot, const Piece& piece, std::shared_ptr<Pieces> pieces)
-      : record_(std::move(record)), slot_(slot), position_(piece.position), count_(piece.count), pieces_(std::move(pieces)) {}
+  EdgeHook(std::shared_ptr<Record> record, size_t slot, const Piece& piece, std::shared_ptr<Pieces> pieces, Level level)
+      : record_(std::move(record)), slot_(slot), position_(piece.position), count_(piece.count),
+        pieces_(std::move(pieces)), level_(level) {}
   torch::autograd::variable_list operator()(const torch::autograd::variable_list& passed,
                                             const torch::autograd::variable_list& received) override;
   void compiled_args(torch::dynamo::autograd::CompiledNodeArgs&) const override {}
@@ -44,6 +46,7 @@ class EdgeHook : public torch::autograd::FunctionPostHook {
   size_t slot_;
   int32_t position_, count_;
   std::shared_ptr<Pieces> pieces_;
+  Level level_;
 };
 
 using NodePointer = std::decay_t<decltype(std::declval<at::Tensor>().grad_fn())>;
@@ -54,8 +57,9 @@ struct Place {
   uint32_t output = 0;
 };
 
-// Puts the hooks; slot `first + edge` is that of an edge.  The edges that are not there.
+// Puts the hooks; slot `first + edge` is that of an edge, and the edges in `raised` are measured at `full` at least.  The
+// edges that are not there.
 std::vector<int32_t> hook_edges(const std::vector<Piece>& pieces, const std::vector<Place>& places,
-                                const std::shared_ptr<Record>& record, size_t first);
+                                const std::shared_ptr<Record>& record, size_t first, const std::set<int32_t>& raised);
 
 }  // namespace fxgrad

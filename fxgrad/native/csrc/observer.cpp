@@ -4,6 +4,7 @@
 
 #include <ATen/core/ivalue.h>
 #include <ATen/core/grad_mode.h>
+#include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
@@ -62,9 +63,10 @@ int32_t Model::add(const std::vector<Step>& steps, const std::vector<int32_t>& f
   return found;
 }
 
-void Model::set_levels(int32_t plan, const std::map<int32_t, uint8_t>& levels) {
+void Model::set_levels(const std::map<int32_t, std::map<int32_t, uint8_t>>& levels) {
   auto made = std::make_shared<Courses>(*courses);
-  made->set_levels(plan, levels);
+  made->clear_levels();
+  for (const auto& [plan, wanted] : levels) made->set_levels(plan, wanted);
   courses = made;
 }
 
@@ -154,6 +156,7 @@ void Forward::begin(const std::string& kind, const std::vector<at::Tensor>& inpu
             .scopes({at::RecordScope::FUNCTION, at::RecordScope::BACKWARD_FUNCTION}));
   }
   base_depth_ = running.depth;
+  base_task_ = torch::autograd::get_current_graph_task_id();
   running.forwards.push_back(this);
   active_ = true;
   open(kind.c_str(), true);
@@ -182,8 +185,14 @@ void Forward::finish(const std::vector<at::Tensor>& outputs) {
   leave();
 }
 
+// Inside of an operator, of our own doing, or in a backward pass that the forward runs: what autograd and hooks call there
+// (those of the Python recorder too) is no call of the model's.
+bool Forward::foreign() const {
+  return running.depth != base_depth_ || paused || torch::autograd::get_current_graph_task_id() != base_task_;
+}
+
 void Forward::start(const at::RecordFunction& function) {
-  if (running.depth != base_depth_ || paused) return;
+  if (foreign()) return;
   open(function.name(), at::GradMode::is_enabled());
   for (const auto& input : function.inputs()) {
     each_tensor(input, [this](const at::Tensor& tensor) { take(tensor); });
@@ -213,7 +222,7 @@ void Forward::fail(const char* what) noexcept {
 }
 
 void Forward::end(const at::RecordFunction& function) {
-  if (running.depth != base_depth_ || paused) return;
+  if (foreign()) return;
   for (const auto& output : function.outputs()) {
     each_tensor(output, [this](const at::Tensor& tensor) { returned(tensor); });
   }
@@ -402,13 +411,13 @@ int32_t Forward::value_of(const at::Tensor& tensor) const { return tensor.requir
 
 int32_t Forward::learn(int32_t plan) { return model_->add(steps_, first_values_, values_, plan); }
 
-std::vector<int32_t> Forward::hook_edges(const std::vector<Piece>& pieces, int32_t count) {
+std::vector<int32_t> Forward::hook_edges(const std::vector<Piece>& pieces, int32_t count, const std::set<int32_t>& raised) {
   for (int32_t n = 0; n < count; n++) record_->shapes->add({});
   for (const Piece& piece : pieces) {  // an edge's part has its source's shape
     const auto source = record_->shapes->at(static_cast<size_t>(piece.source));
     record_->shapes->set(static_cast<size_t>(values_ + piece.edge), source);
   }
-  auto missing = fxgrad::hook_edges(pieces, at_, record_, static_cast<size_t>(values_));
+  auto missing = fxgrad::hook_edges(pieces, at_, record_, static_cast<size_t>(values_), raised);
   at_.clear();
   return missing;
 }

@@ -12,6 +12,7 @@
 
 #include <memory>
 #include <optional>
+#include <set>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -51,7 +52,7 @@ struct Model {
   std::vector<Places> pool;
   void set_parameters(const std::vector<at::Tensor>& tensors);
   int32_t add(const std::vector<Step>& steps, const std::vector<int32_t>& first_values, int32_t values, int32_t plan);
-  void set_levels(int32_t plan, const std::map<int32_t, uint8_t>& levels);
+  void set_levels(const std::map<int32_t, std::map<int32_t, uint8_t>>& levels);  // of every plan
 };
 
 // One forward call.  `learning`: the Python recorder runs beside it, whose sites are noted; otherwise hooks are put.
@@ -73,7 +74,7 @@ class Forward {
   int32_t plan_nearby() const;  // one whose course began as this one did
   int32_t value_of(const at::Tensor& tensor) const;
   const std::vector<Place>& places() const { return at_; }
-  std::vector<int32_t> hook_edges(const std::vector<Piece>& pieces, int32_t count);
+  std::vector<int32_t> hook_edges(const std::vector<Piece>& pieces, int32_t count, const std::set<int32_t>& raised);
   int32_t values() const { return values_; }
 
   // Called by torch through the callbacks below.
@@ -124,6 +125,8 @@ class Forward {
   bool active_ = false;
   bool told_ = false;
   int base_depth_ = 0;
+  int base_task_ = -1;
+  bool foreign() const;
   int32_t node_ = 0;   // of the tree: the last step
   int32_t begun_ = -1; // the step that is running
   int32_t values_ = 0; // so far

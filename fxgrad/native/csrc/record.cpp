@@ -157,13 +157,25 @@ void LeafHooks::put(const at::Tensor& leaf, size_t slot, Level level) {
   put_.push_back({c10::weak_intrusive_ptr<c10::TensorImpl>(leaf.getIntrusivePtr()), add(leaf, slot, level), slot, level});
 }
 
+bool LeafHooks::there(const at::Tensor& leaf, const Put& put) {
+  const auto& hooks = torch::autograd::impl::hooks(leaf);
+  return std::any_of(hooks.begin(), hooks.end(), [&](const auto& h) { return h.get() == put.hook; });
+}
+
+std::vector<size_t> LeafHooks::lost() const {
+  std::vector<size_t> found;
+  for (const auto& put : put_) {
+    const at::Tensor leaf(put.leaf.lock());
+    if (leaf.defined() && !there(leaf, put)) found.push_back(put.slot);
+  }
+  return found;
+}
+
 void LeafHooks::mend() {
   for (auto& put : put_) {
     const at::Tensor leaf(put.leaf.lock());
     if (!leaf.defined()) continue;
-    const auto& hooks = torch::autograd::impl::hooks(leaf);
-    const bool there = std::any_of(hooks.begin(), hooks.end(), [&](const auto& h) { return h.get() == put.hook; });
-    if (!there) put.hook = add(leaf, put.slot, put.level);
+    if (!there(leaf, put)) put.hook = add(leaf, put.slot, put.level);
   }
 }
 
@@ -235,6 +247,7 @@ void bind_record(py::module_& module) {
       .def(py::init<std::shared_ptr<Record>>())
       .def("put", &LeafHooks::put)
       .def("mend", &LeafHooks::mend)
+      .def("lost", &LeafHooks::lost)
       .def("set_levels", &LeafHooks::set_levels)
       .def("remove", &LeafHooks::remove);
 }

@@ -103,6 +103,7 @@ class LeafHooks {
   ~LeafHooks() { remove(); }
   void put(const at::Tensor& leaf, size_t slot, Level level);
   void mend();  // put back what went when torch cleared a tensor's hooks, as it does at the first Python hook
+  std::vector<size_t> lost() const;  // slots whose hook torch cleared
   void set_levels(const std::vector<size_t>& raised, Level level);  // the others have the record's level
   void remove();
 
@@ -113,6 +114,7 @@ class LeafHooks {
     size_t slot;
     Level level;
   };
+  static bool there(const at::Tensor& leaf, const Put& put);
   SiteHook* add(const at::Tensor& leaf, size_t slot, Level level);
   std::shared_ptr<Record> record_;
   std::vector<Put> put_;
