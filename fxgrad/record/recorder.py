@@ -11,7 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -20,6 +20,8 @@ from fxgrad.record.full import is_staged, write_any_norm, write_bins, write_full
 from fxgrad.record.hooks import FullHook, Hook, norm_of_float32, norm_of_half, write_fast
 from fxgrad.record.library import library
 from fxgrad.record.native import SEVERAL, Written, settle
+from fxgrad.record.owners import Owner, Parameters
+from fxgrad.record.parked import Parked, bound_for, parks
 from fxgrad.record.slots import BufferKey, Kind, Reading, Slots
 from fxgrad.record.staging import Batch, Page
 from fxgrad.record.statistics import accumulator, columns, dense, dottable, write_square
@@ -29,42 +31,6 @@ if TYPE_CHECKING:
     from fxgrad.schema import Level
 
 HISTORY = 128  # finished events kept; the facts of a ResNet-50 event take about 40 KB
-
-
-class Owner(Protocol):
-    """Whose sites are observed: a recording, or the parameters.
-
-    ``task`` and ``part`` are the recorder's: the backward pass that is running through the owner, and its part.
-    ``escalated`` are the sites to be measured at ``full``.  ``distrust`` is called in a backward pass that is
-    differentiated itself.
-    """
-
-    task: int | None
-    part: Any
-    expected: int
-    escalated: Any
-    differentiated: bool
-
-    def distrust(self) -> None:
-        """A backward pass is being differentiated."""
-        ...
-
-
-class Parameters:
-    """The owner of the parameters' sites."""
-
-    def __init__(self) -> None:
-        self.task: int | None = None
-        self.part: Part | None = None
-        self.expected = 0
-        self.escalated: set[int] = set()
-        self.differentiated = False
-        self.slots = None  # the native recorder's are the parameters' numbers
-        self.sizes: Any = None
-
-    def distrust(self) -> None:
-        """What a parameter gets is what arrives, however it comes about."""
-        self.differentiated = True
 
 
 @dataclass(slots=True, eq=False)
@@ -99,6 +65,7 @@ class BackwardEvent:
     thread: int
     parts: dict[Any, Part] = field(default_factory=dict)
     pages: dict[torch.dtype, Page] = field(default_factory=dict)
+    parked: dict[torch.device, Parked] = field(default_factory=dict)
     certain_end: bool = False
 
 
@@ -206,6 +173,10 @@ class Recorder:
         if functorch_active():
             message = "a torch.func transform is running, whose gradients have no storage to reduce"
             raise NotImplementedError(message)
+        if parks(gradient.device):
+            reading = self._park(part, owner, index, gradient)
+            if reading is not None:
+                return reading
         quick = not torch.is_grad_enabled()
         with torch.no_grad():
             if self.level != "norm" or index in owner.escalated:
@@ -222,6 +193,16 @@ class Recorder:
                 write_any_norm(values, slots[index], self.library)
             part.slots.learn(index, key, values.dtype if values is gradient else None)
         return key, gradient.shape, gradient.numel(), index
+
+    def _park(self, part: Part, owner: Owner, index: int, gradient: Tensor) -> Reading | None:
+        """Let a small gradient wait for others; None where it is to be reduced at once."""
+        own = self.parameters
+        if self.level == "histogram" or (owner is own and own.acts(index)):
+            return None
+        parked = part.event.parked.get(gradient.device)
+        if parked is None:
+            parked = part.event.parked[gradient.device] = Parked(gradient.device, bound_for(own.nbytes))
+        return parked.put(part, index, gradient, "full" if index in owner.escalated else self.level)
 
     def _write_full(self, part: Part, owner: Owner, index: int, gradient: Tensor, *, quick: bool) -> Reading:
         bins = self.level == "histogram"
@@ -350,7 +331,10 @@ class Recorder:
                 return
             for page in event.pages.values():
                 page.flush()
+            for parked in event.parked.values():
+                parked.finish()
             batches = [batch for page in event.pages.values() for batch in page.batches]
+            batches += [batch for parked in event.parked.values() for batch in parked.batches]
             own = event.parts.pop(self.parameters, None)
             parameters = None if own is None else self._keep(self.parameters, own, batches)
             finished = []

@@ -17,7 +17,9 @@ from torch import Tensor
 from fxgrad.record.full import write_any_norm
 from fxgrad.record.hooks import Hook
 from fxgrad.record.library import library
-from fxgrad.record.recorder import HISTORY, Kept, Parameters
+from fxgrad.record.owners import Parameters
+from fxgrad.record.parked import Parked, bound_for, parks
+from fxgrad.record.recorder import HISTORY, Kept
 from fxgrad.record.slots import BufferKey, Kind, Reading, Slots
 from fxgrad.record.statistics import accumulator, dense
 from fxgrad.torch_private import at_end_of_backward, current_backward
@@ -33,6 +35,7 @@ class SlotEvent:
     slots: Slots = field(default_factory=Slots)
     readings: list[Reading | None] = field(default_factory=list)
     failures: dict[int, str] = field(default_factory=dict)
+    parked: dict[torch.device, Parked] = field(default_factory=dict)
     certain_end: bool = False
 
 
@@ -54,6 +57,7 @@ class SlotRecorder:
         self.parameters = Parameters()
         self.escalated: set[int] = set()
         self.begun = 0  # events that began
+        self._impatient: set[int] = set()  # parameters whose gradients somebody changes during the backward pass
         self._library = library()
         self._lock = threading.RLock()
         self._open: dict[int, SlotEvent] = {}
@@ -88,6 +92,12 @@ class SlotRecorder:
             event.failures[index] = "arrived in several parts during one backward"
             return
         try:
+            if parks(gradient.device) and not self.parameters.acts(index):
+                reading = event.readings[index] = self._parked(event, gradient.device).put(
+                    event, index, gradient, "norm"
+                )
+                if reading is not None:
+                    return
             with torch.no_grad():
                 values = gradient if gradient.layout is torch.strided else dense(gradient)
                 kind: Kind = "norm" if accumulator(values.dtype) is torch.float32 else "norm64"
@@ -97,6 +107,12 @@ class SlotRecorder:
         except Exception as error:  # noqa: BLE001  # the user's backward must go on, whatever the gradient is
             event.failures[index] = f"{type(error).__name__}: {error}".splitlines()[0]
 
+    def _parked(self, event: SlotEvent, device: torch.device) -> Parked:
+        parked = event.parked.get(device)
+        if parked is None:
+            parked = event.parked[device] = Parked(device, bound_for(self.parameters.nbytes))
+        return parked
+
     def _event(self) -> SlotEvent:
         task = current_backward()
         event = self._open.get(task)
@@ -104,6 +120,7 @@ class SlotRecorder:
             return event
         with self._lock:
             event = self._open[task] = SlotEvent(self.begun, threading.get_ident())
+            event.slots.impatient = self._impatient
             self.begun += 1
         event.certain_end = at_end_of_backward(lambda: self._finish(event))
         return event
@@ -122,9 +139,13 @@ class SlotRecorder:
                 del self._open[task]
             if not tasks or not event.runs:
                 return
+            for parked in event.parked.values():
+                parked.finish()
             own = None
             if event.readings:
-                buffers: Any = event.slots.buffers
+                buffers: Any = dict(event.slots.buffers)
+                batches = [batch for parked in event.parked.values() for batch in parked.batches]
+                buffers.update({batch: batch.result for batch in batches})
                 own = Kept(
                     recording=self.parameters, event=event.number, buffers=buffers,
                     readings=event.readings, failures=event.failures, usual=None,

@@ -27,6 +27,7 @@ class Slots:
         usual: the buffer that most gradients go to, the first that one plain call could write.
         usual_dtype: the dtype of those gradients.
         unusual: sites whose latest gradient cannot be written into ``usual`` by one plain call.
+        impatient: sites whose gradients are not to wait for others, since somebody changes them.
     """
 
     def __init__(self) -> None:
@@ -34,6 +35,7 @@ class Slots:
         self.usual: BufferKey | None = None
         self.usual_dtype: torch.dtype | None = None
         self.unusual: set[int] = set()
+        self.impatient: set[int] = set()
         self._views: dict[BufferKey, tuple[Tensor, ...]] = {}
         self._expected: list[Tensor | None] = []
 
@@ -68,7 +70,12 @@ class Slots:
             if index in self.unusual:
                 self.unusual.discard(index)
                 self._expected = []
-        elif index not in self.unusual:
+        else:
+            self.bar(index)
+
+    def bar(self, index: int) -> None:
+        """Note that the gradient of site ``index`` is not written by one plain call."""
+        if index not in self.unusual:
             self.unusual.add(index)
             self._expected = []
 
