@@ -5,7 +5,9 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING, Any, Protocol
 
+import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 from fxgrad.torch_private import acts_after_accumulation
 
@@ -45,10 +47,10 @@ class Parameters:
         self.sizes: Any = None
         self.tensors: dict[int, weakref.ref[Tensor]] = {}
 
-    @property
-    def nbytes(self) -> int:
-        """Of the parameters."""
-        return sum(tensor.nbytes for tensor in (ref() for ref in self.tensors.values()) if tensor is not None)
+    def nbytes(self, device: torch.device) -> int:
+        """Of the parameters on ``device``."""
+        present = (ref() for ref in list(self.tensors.values()))
+        return sum(p.nbytes for p in present if p is not None and p.device == device and not is_lazy(p))
 
     def acts(self, index: int) -> bool:
         """Whether somebody acts on a parameter's gradient once it is there, perhaps in ways torch does not count."""

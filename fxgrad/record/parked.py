@@ -18,6 +18,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from fxgrad.record.owners import Parameters
 from fxgrad.record.slots import Reading, Slots
 from fxgrad.record.staging import STAGED, WIDTH, Batch
 from fxgrad.record.statistics import accumulator, columns, without_gaps
@@ -134,7 +135,6 @@ class Parked:
         self._groups.setdefault(key, []).append(_Waiting(part, index, alias, version_of(alias)))
         self._bytes += cost
         self.most = max(self.most, self._bytes)
-        part.slots.bar(index)  # it comes here in the next pass as well
         return _PENDING, gradient.shape, numel, None
 
     def _stream(self) -> int:
@@ -214,3 +214,30 @@ class Parked:
         self.batches.append(batch)
         for one, place in places:
             one.part.readings[one.site] = (batch, one.alias.shape, one.alias.numel(), place)
+
+
+class Parking:
+    """All that waits in one backward pass, device by device."""
+
+    def __init__(self, parameters: Parameters) -> None:
+        self._parameters = parameters
+        self._devices: dict[torch.device, Parked] = {}
+
+    @staticmethod
+    def on(device: torch.device) -> bool:
+        """Whether gradients on ``device`` may wait."""
+        return parks(device)
+
+    def put(self, part: Writable, index: int, gradient: Tensor, kind: Literal["norm", "full"]) -> Reading | None:
+        """Let ``gradient`` wait; None where it is to be reduced at once."""
+        device = gradient.device
+        parked = self._devices.get(device)
+        if parked is None:
+            parked = self._devices[device] = Parked(device, bound_for(self._parameters.nbytes(device)))
+        return parked.put(part, index, gradient, kind)
+
+    def finish(self) -> list[Batch]:
+        """Reduce what waits; all that was reduced in this pass."""
+        for parked in self._devices.values():
+            parked.finish()
+        return [batch for parked in self._devices.values() for batch in parked.batches]

@@ -21,7 +21,7 @@ from fxgrad.record.hooks import FullHook, Hook, norm_of_float32, norm_of_half, w
 from fxgrad.record.library import library
 from fxgrad.record.native import SEVERAL, Written, settle
 from fxgrad.record.owners import Owner, Parameters
-from fxgrad.record.parked import Parked, bound_for, parks
+from fxgrad.record.parked import Parking
 from fxgrad.record.slots import BufferKey, Kind, Reading, Slots
 from fxgrad.record.staging import Batch, Page
 from fxgrad.record.statistics import accumulator, columns, dense, dottable, write_square
@@ -63,9 +63,9 @@ class BackwardEvent:
 
     number: int
     thread: int
+    parked: Parking
     parts: dict[Any, Part] = field(default_factory=dict)
     pages: dict[torch.dtype, Page] = field(default_factory=dict)
-    parked: dict[torch.device, Parked] = field(default_factory=dict)
     certain_end: bool = False
 
 
@@ -121,6 +121,7 @@ class Recorder:
         self.began: Callable[[int], None] | None = None
         self.ended: Callable[[list[Kept]], None] | None = None
         self._free: dict[bool, list[Slots]] = {True: [], False: []}  # the parameters' and the recordings'
+        self._impatient: dict[bool, set[int]] = {True: set(), False: set()}
         self._pages: dict[torch.dtype, list[Page]] = {}
 
     def hook(self, owner: Owner, index: int) -> Hook:
@@ -173,10 +174,10 @@ class Recorder:
         if functorch_active():
             message = "a torch.func transform is running, whose gradients have no storage to reduce"
             raise NotImplementedError(message)
-        if parks(gradient.device):
-            reading = self._park(part, owner, index, gradient)
-            if reading is not None:
-                return reading
+        if Parking.on(gradient.device):
+            waits = self._park(part, owner, index, gradient)
+            if waits is not None:
+                return waits
         quick = not torch.is_grad_enabled()
         with torch.no_grad():
             if self.level != "norm" or index in owner.escalated:
@@ -196,13 +197,10 @@ class Recorder:
 
     def _park(self, part: Part, owner: Owner, index: int, gradient: Tensor) -> Reading | None:
         """Let a small gradient wait for others; None where it is to be reduced at once."""
-        own = self.parameters
-        if self.level == "histogram" or (owner is own and own.acts(index)):
+        own, event, level = self.parameters, part.event, self.level
+        if level == "histogram" or not event.certain_end or (owner is own and own.acts(index)):
             return None
-        parked = part.event.parked.get(gradient.device)
-        if parked is None:
-            parked = part.event.parked[gradient.device] = Parked(gradient.device, bound_for(own.nbytes))
-        return parked.put(part, index, gradient, "full" if index in owner.escalated else self.level)
+        return event.parked.put(part, index, gradient, "full" if index in owner.escalated else level)
 
     def _write_full(self, part: Part, owner: Owner, index: int, gradient: Tensor, *, quick: bool) -> Reading:
         bins = self.level == "histogram"
@@ -249,8 +247,9 @@ class Recorder:
         return part
 
     def _new_part(self, event: BackwardEvent, owner: Owner) -> Part:
-        free = self._free[owner is self.parameters]
-        part = event.parts[owner] = Part(event, free.pop() if free else Slots(), [])
+        kind = owner is self.parameters
+        free = self._free[kind]
+        part = event.parts[owner] = Part(event, free.pop() if free else Slots(self._impatient[kind]), [])
         return part
 
     def native_begins(self, owner: Owner, written: Written) -> bool:
@@ -285,7 +284,9 @@ class Recorder:
         part.sources.add(usual)
 
     def _choose(self, part: Part, usual: BufferKey) -> bool:
-        """Set what writes a gradient into a slot of ``usual``; False where no one call does."""
+        """Set what writes a gradient into a slot of ``usual``; False where no one call does, or gradients may wait."""
+        if Parking.on(usual[0]):
+            return False
         native = self.library if usual[0].type == "cpu" else None
         if self.level == "norm":
             plain = norm_of_float32 if part.slots.usual_dtype is torch.float32 else norm_of_half
@@ -305,7 +306,7 @@ class Recorder:
         thread = threading.get_ident()
         with self._lock:
             outer = next((e for e in self._open.values() if e.thread == thread and e.certain_end), None)
-            event = self._open[task] = outer or BackwardEvent(self.begun, thread)
+            event = self._open[task] = outer or BackwardEvent(self.begun, thread, Parking(self.parameters))
             self.begun += outer is None
         if outer is None:
             event.certain_end = at_end_of_backward(lambda: self._finish(event))
@@ -331,10 +332,7 @@ class Recorder:
                 return
             for page in event.pages.values():
                 page.flush()
-            for parked in event.parked.values():
-                parked.finish()
-            batches = [batch for page in event.pages.values() for batch in page.batches]
-            batches += [batch for parked in event.parked.values() for batch in parked.batches]
+            batches = [batch for page in event.pages.values() for batch in page.batches] + event.parked.finish()
             own = event.parts.pop(self.parameters, None)
             parameters = None if own is None else self._keep(self.parameters, own, batches)
             finished = []

@@ -18,7 +18,7 @@ from fxgrad.record.full import write_any_norm
 from fxgrad.record.hooks import Hook
 from fxgrad.record.library import library
 from fxgrad.record.owners import Parameters
-from fxgrad.record.parked import Parked, bound_for, parks
+from fxgrad.record.parked import Parking
 from fxgrad.record.recorder import HISTORY, Kept
 from fxgrad.record.slots import BufferKey, Kind, Reading, Slots
 from fxgrad.record.statistics import accumulator, dense
@@ -31,11 +31,11 @@ class SlotEvent:
 
     number: int
     thread: int
+    parked: Parking
     runs: list[tuple[Any, Tensor]] = field(default_factory=list)
     slots: Slots = field(default_factory=Slots)
     readings: list[Reading | None] = field(default_factory=list)
     failures: dict[int, str] = field(default_factory=dict)
-    parked: dict[torch.device, Parked] = field(default_factory=dict)
     certain_end: bool = False
 
 
@@ -92,11 +92,9 @@ class SlotRecorder:
             event.failures[index] = "arrived in several parts during one backward"
             return
         try:
-            if parks(gradient.device) and not self.parameters.acts(index):
-                reading = event.readings[index] = self._parked(event, gradient.device).put(
-                    event, index, gradient, "norm"
-                )
-                if reading is not None:
+            if Parking.on(gradient.device) and event.certain_end and not self.parameters.acts(index):
+                waits = event.readings[index] = event.parked.put(event, index, gradient, "norm")
+                if waits is not None:
                     return
             with torch.no_grad():
                 values = gradient if gradient.layout is torch.strided else dense(gradient)
@@ -107,19 +105,13 @@ class SlotRecorder:
         except Exception as error:  # noqa: BLE001  # the user's backward must go on, whatever the gradient is
             event.failures[index] = f"{type(error).__name__}: {error}".splitlines()[0]
 
-    def _parked(self, event: SlotEvent, device: torch.device) -> Parked:
-        parked = event.parked.get(device)
-        if parked is None:
-            parked = event.parked[device] = Parked(device, bound_for(self.parameters.nbytes))
-        return parked
-
     def _event(self) -> SlotEvent:
         task = current_backward()
         event = self._open.get(task)
         if event is not None:
             return event
         with self._lock:
-            event = self._open[task] = SlotEvent(self.begun, threading.get_ident())
+            event = self._open[task] = SlotEvent(self.begun, threading.get_ident(), Parking(self.parameters))
             event.slots.impatient = self._impatient
             self.begun += 1
         event.certain_end = at_end_of_backward(lambda: self._finish(event))
@@ -139,12 +131,10 @@ class SlotRecorder:
                 del self._open[task]
             if not tasks or not event.runs:
                 return
-            for parked in event.parked.values():
-                parked.finish()
+            batches = event.parked.finish()
             own = None
             if event.readings:
                 buffers: Any = dict(event.slots.buffers)
-                batches = [batch for parked in event.parked.values() for batch in parked.batches]
                 buffers.update({batch: batch.result for batch in batches})
                 own = Kept(
                     recording=self.parameters, event=event.number, buffers=buffers,
