@@ -1,0 +1,428 @@
+"""Small gradients that wait for each other as on an accelerator, counted on the CPU, where none wait otherwise."""
+
+from __future__ import annotations
+
+import gc
+import math
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fxgrad
+from benchmarks.counting import count, host_reads
+from fxgrad.record import parked
+from fxgrad.record.owners import Parameters
+from fxgrad.record.parked import BOUND, CHANGED, Norms, Parked, bound_for
+from fxgrad.record.slots import Slots
+from tests.record.by_hand import check
+
+
+class Rooms(list[Parked]):
+    """Every waiting room that was made, and the bytes of distinct memory that waited at most in one."""
+
+    most = 0
+
+
+@pytest.fixture
+def rooms(monkeypatch: pytest.MonkeyPatch, python_recorder: None) -> Iterator[Rooms]:
+    """Gradients on the CPU wait as if it were an accelerator."""
+    made = Rooms()
+    begin, put = Parked.__init__, Parked.put
+
+    def beginning(self: Parked, *args: Any) -> None:
+        begin(self, *args)
+        made.append(self)
+
+    def putting(self: Parked, *args: Any) -> Any:
+        reading = put(self, *args)
+        memory = [one.alias.untyped_storage() for group in self._groups.values() for one in group]
+        made.most = max(made.most, sum({m.data_ptr(): m.nbytes() for m in memory}.values()))
+        return reading
+
+    monkeypatch.setattr(Parked, "__init__", beginning)
+    monkeypatch.setattr(Parked, "put", putting)
+    monkeypatch.setattr(parked, "parks", lambda _: True)
+    return made
+
+
+def mlp() -> tuple[nn.Module, Tensor]:
+    return nn.Sequential(*(layer for _ in range(33) for layer in (nn.Linear(32, 32), nn.ReLU()))), torch.randn(4, 32)
+
+
+def resnet() -> tuple[nn.Module, Tensor]:
+    return pytest.importorskip("torchvision").models.resnet18(), torch.randn(2, 3, 64, 64)
+
+
+def transformer() -> tuple[nn.Module, Tensor]:
+    layer = nn.TransformerEncoderLayer(64, 4, 128, batch_first=True)
+    return nn.TransformerEncoder(layer, 4, enable_nested_tensor=False), torch.randn(2, 16, 64)
+
+
+def numbers(flow: fxgrad.GradientFlow) -> list[Any]:
+    """The statistics of all that was measured, each once."""
+    sites = [site.statistics for site in flow.sites if site.measured and site.derived_from is None]
+    return sites + [record.statistics for record in flow.parameters if record.measured]
+
+
+def grads(model: nn.Module) -> list[Tensor]:
+    return [p.grad.clone() for p in model.parameters() if p.grad is not None]
+
+
+# ---- what it costs -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", [mlp, resnet, transformer])
+def test_the_launches_and_the_memory_of_a_backward(rooms: Rooms, make: Callable[[], tuple[nn.Module, Tensor]]) -> None:
+    model, x = make()
+
+    def backward() -> Counter[str]:
+        model.zero_grad()
+        loss = model(x).square().mean()
+        return count(loss.backward).operators
+
+    backward()
+    plain = backward()
+    with fxgrad.watch(model) as watch:
+        for _ in range(3):
+            watched = backward()
+        sizes = [statistics.numel * 4 for statistics in numbers(watch.flow())]
+    extra = watched - plain
+    assert not plain - watched
+    small = sum(size <= rooms[-1].largest for size in sizes)
+    large = len(sizes) - small
+    assert small > 90
+    assert extra.total() <= small / 32 + large + 8
+    assert extra["_foreach_norm"] == extra["stack"] == 1
+    assert 0 < rooms.most <= rooms[-1].most <= BOUND
+
+
+def test_the_bound_makes_groups(rooms: Rooms, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parked, "BOUND", 40_000)
+    model, x = mlp()
+    with fxgrad.watch(model) as watch:
+        for _ in range(2):
+            model(x).square().mean().backward()
+        found = len(numbers(watch.flow()))
+    assert found == 66 + 66  # the input asks for none
+    assert len(rooms[-1].batches) == 5
+    assert rooms.most <= rooms[-1].most <= 40_000
+
+
+def test_the_bound_is_a_share_of_the_parameters() -> None:
+    assert bound_for(0) == BOUND == 8_000_000
+    assert bound_for(4_000_000_000) == 20_000_000
+    owner = Parameters()
+    tensors = [nn.Parameter(torch.empty(10)), nn.Parameter(torch.empty(3, device="meta")), nn.UninitializedParameter()]
+    owner.tensors = {number: weakref.ref(tensor) for number, tensor in enumerate(tensors)}
+    assert owner.nbytes(torch.device("cpu")) == 40
+    assert owner.nbytes(torch.device("meta")) == 12
+
+
+@pytest.mark.parametrize("statistics", ["norm", "full"])
+def test_nothing_is_brought_to_the_host(rooms: Rooms, statistics: Any) -> None:
+    model, x = mlp()
+    with fxgrad.watch(model, statistics=statistics):
+        for _ in range(2):
+            loss = model(x).square().mean()
+            with host_reads() as reads:
+                counts = count(loss.backward)
+            assert reads.number == counts.syncs == 0
+    assert rooms
+
+
+@pytest.mark.parametrize("kind", ["norm", "full"])
+def test_a_group_is_reduced_without_a_look_at_its_numbers(kind: Any) -> None:
+    # A meta tensor has none: whatever would wait for the device, or depend on what is there, raises.
+    part = Written()
+    room = Parked(torch.device("meta"), BOUND)
+    for index in range(40):
+        assert room.put(part, index, torch.empty(index + 1, 7, device="meta"), kind) is not None
+    room.finish()
+    assert not part.failures
+    assert room.batches[0].result is not None
+    assert room.batches[0].result.device.type == "meta"
+
+
+@pytest.mark.parametrize("statistics", ["norm", "full"])
+def test_no_gradient_outlives_its_backward(rooms: Rooms, statistics: Any) -> None:
+    seen: list[weakref.ref[Any]] = []
+
+    class Spy(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            x.register_hook(lambda g: seen.append(weakref.ref(g.untyped_storage())))
+            return x * 1
+
+    model = nn.Sequential(nn.Linear(4, 4), Spy(), nn.Linear(4, 1))
+    with fxgrad.watch(model, statistics=statistics):
+        for _ in range(2):
+            model(torch.randn(3, 4)).sum().backward()
+        gc.collect()
+        assert len(rooms) == 2
+        assert not any(room._groups for room in rooms)
+        assert seen
+
+
+def test_a_backward_that_raises(rooms: Rooms) -> None:
+    class Failing(nn.Module):
+        on = False
+
+        def forward(self, x: Tensor) -> Tensor:
+            if self.on:
+                x.register_hook(lambda _: 1 / 0)
+            return x * 1
+
+    model = nn.Sequential(nn.Linear(4, 4), Failing(), nn.Linear(4, 1))
+    with fxgrad.watch(model) as watch:
+        model[1].on = True
+        with pytest.raises(ZeroDivisionError):
+            model(torch.ones(3, 4)).sum().backward()
+        model[1].on = False
+        model.zero_grad()
+        model(torch.ones(3, 4)).sum().backward()
+        assert watch.flow().parameters[0].l2_norm == pytest.approx(model[0].weight.grad.norm().item(), rel=1e-6)
+    assert not any(room._groups for room in rooms)
+
+
+# ---- that it is right ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bound", [3_000, BOUND])
+@pytest.mark.parametrize("statistics", ["norm", "full"])
+@pytest.mark.parametrize("make", [mlp, resnet, transformer])
+def test_the_numbers_and_the_bits(
+    rooms: Rooms, monkeypatch: pytest.MonkeyPatch, make: Any, statistics: Any, bound: int
+) -> None:
+    monkeypatch.setattr(parked, "BOUND", bound)
+
+    def steps(*, wait: bool) -> tuple[list[Any], list[Tensor]]:
+        monkeypatch.setattr(parked, "parks", lambda _: wait)
+        torch.manual_seed(0)
+        model, x = make()
+        found = []
+        with fxgrad.watch(model, statistics=statistics) as watch:
+            for step in range(3):  # the last one adds to what is there
+                if step < 2:
+                    model.zero_grad()
+                torch.manual_seed(step)
+                model(x).square().mean().backward()
+                found.append(numbers(watch.flow()))
+            return found, grads(model)
+
+    (want, bits), (got, own) = steps(wait=False), steps(wait=True)
+    assert rooms
+    assert all(map(torch.equal, own, bits))
+    for one, other in zip(want, got, strict=True):
+        for expected, found in zip(one, other, strict=True):
+            assert found.level == expected.level
+            assert found.l2_norm == pytest.approx(expected.l2_norm, rel=2e-6)
+            if statistics == "full":
+                assert (found.zero_count, found.numel) == (expected.zero_count, expected.numel)
+                assert (found.max_abs, found.min_abs_nonzero) == (expected.max_abs, expected.min_abs_nonzero)
+
+
+class Written:
+    """A part of an event."""
+
+    def __init__(self) -> None:
+        self.slots = Slots()
+        self.readings: list[Any] = [None] * 64
+        self.failures: dict[int, str] = {}
+
+
+def reduced(gradients: list[Tensor]) -> list[float]:
+    part, room = Written(), Parked(torch.device("cpu"), BOUND)
+    for index, gradient in enumerate(gradients):
+        assert room.put(part, index, gradient, "norm") is not None
+    room.finish()
+    return [float(batch.result[place]) for batch, _, _, place in part.readings[: len(gradients)]]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
+def test_nan_inf_zeros_and_layouts(dtype: torch.dtype) -> None:
+    gradients = [
+        torch.zeros(3), torch.tensor(2.0), torch.tensor([1.0, math.nan]), torch.tensor([1.0, -math.inf]),
+        torch.full((300, 4), 200.0), torch.arange(12.0).view(3, 4).t(), torch.arange(6.0)[2:4],
+    ]  # fmt: skip
+    got = reduced([gradient.to(dtype) for gradient in gradients])
+    assert got[:2] == [0, 2]
+    assert math.isnan(got[2])
+    assert got[3] == math.inf
+    assert got[4:] == pytest.approx([200 * 1200**0.5, 506**0.5, 13**0.5], rel=1e-6)  # beyond float16's range
+
+
+def test_several_dtypes_are_not_mixed_up() -> None:
+    one = torch.full((4,), 0.5)
+    assert reduced([one, one.double(), one.half() * 2, one * 3, one.bfloat16() * 4]) == [1, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
+def test_full_of_unusual_numbers(rooms: Rooms, dtype: torch.dtype) -> None:
+    given = torch.tensor([0.0, -0.0, math.nan, math.inf, -math.inf, 1e-40, 1e-6, 3.0, -70000.0] * 300).to(dtype)
+    weights = nn.ParameterList([nn.Parameter(torch.ones(size, dtype=dtype)) for size in (2700, 9, 1024)])
+
+    class Sum(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weights = weights
+
+        def forward(self) -> Tensor:
+            return torch.cat([weight.view(-1) for weight in self.weights])
+
+    model = Sum()
+    with fxgrad.watch(model, statistics="full") as watch:
+        model().backward(gradient=torch.cat([given, given[:9], given[:1024]]))
+        records = watch.flow().parameters
+    for record, weight in zip(records, weights, strict=True):
+        check(record.statistics, weight.grad)
+    assert rooms
+
+
+def test_what_does_not_wait() -> None:
+    part, room = Written(), Parked(torch.device("cpu"), BOUND)
+    for gradient in (
+        torch.ones(100_000), torch.ones(1).expand(5), torch.ones(8)[::2], torch.ones(100_000)[:4], torch.empty(0),
+        torch.ones(3, dtype=torch.complex64), torch.ones(3).to_sparse(), nn.Parameter(torch.ones(3)),
+    ):  # fmt: skip
+        assert room.put(part, 0, gradient, "norm") is None
+    assert room.put(part, 0, torch.ones(3, dtype=torch.float64), "full") is None
+
+
+# ---- what happens to a gradient while it waits ---------------------------------------------------------------------
+
+
+class Changed(nn.Module):
+    """Somebody changes the gradient in place after our hook."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x * 2
+        y.register_hook(lambda gradient: gradient.mul_(-3.0))
+        return y.tanh()
+
+
+@pytest.mark.parametrize("statistics", ["norm", "full"])
+def test_a_gradient_that_is_changed_has_no_number_and_is_not_kept_waiting_again(rooms: Rooms, statistics: Any) -> None:
+    model, x = nn.Sequential(nn.Linear(3, 3), Changed()), torch.ones(2, 3)
+    with fxgrad.watch(model, statistics=statistics) as watch:
+        for step in range(3):
+            model(x).backward(gradient=torch.full((2, 3), 1.0))
+            flow = watch.flow()
+            spots = {spot.key: spot for spot in flow.blind_spots}
+            if step == 0:
+                assert spots["1/mul"].reason == "statistic_failed"
+                assert CHANGED in spots["1/mul"].detail
+            else:
+                assert flow.site("0").l2_norm == pytest.approx(6 * flow.site("1/mul").l2_norm, rel=1e-6)
+            assert flow.site("1/tanh").l2_norm == pytest.approx(6**0.5)
+    assert len(rooms) == 3
+
+
+def test_memory_that_was_freed_has_no_number() -> None:
+    part, room = Written(), Parked(torch.device("cpu"), BOUND)
+    kept, freed = torch.ones(4), torch.ones(4)
+    for index, gradient in enumerate((kept, freed)):
+        room.put(part, index, gradient, "norm")
+    freed.untyped_storage().resize_(0)
+    room.finish()
+    assert list(part.failures) == [1]
+    assert isinstance(part.readings[0][0], Norms)
+
+
+def test_a_reduction_that_fails_says_so(rooms: Rooms, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> Any:
+        message = "no such kernel"
+        raise RuntimeError(message)
+
+    monkeypatch.setattr(parked, "norms_of", broken)
+    model, x = mlp()
+    with fxgrad.watch(model) as watch:
+        model(x).sum().backward()
+        flow = watch.flow()
+    assert rooms
+    assert {record.reason for record in flow.parameters} == {"statistic_failed"}
+    assert all("no such kernel" in spot.detail for spot in flow.blind_spots if spot.reason == "statistic_failed")
+
+
+def test_a_value_with_several_consumers(rooms: Rooms) -> None:
+    class Shared(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.a(x)
+            return self.b(y) + self.b(y.tanh()) + y * y + y
+
+    torch.manual_seed(0)
+    model, x = Shared(), torch.randn(3, 4)
+    model(x).square().sum().backward()
+    want = grads(model)
+    with fxgrad.watch(model) as watch:
+        for _ in range(2):
+            model.zero_grad()
+            model(x).square().sum().backward()
+            assert all(map(torch.equal, grads(model), want))
+            norms = [record.l2_norm for record in watch.flow().parameters]
+            assert norms == pytest.approx([g.norm().item() for g in want], rel=2e-6)
+    assert rooms
+
+
+def test_autograd_grad_and_a_gradient_of_a_gradient(rooms: Rooms) -> None:
+    model, x = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1)), torch.randn(3, 4, requires_grad=True)
+    weights = list(model.parameters())
+    want = torch.autograd.grad(model(x).sum(), weights)
+    with fxgrad.watch(model) as watch:
+        got = torch.autograd.grad(model(x).sum(), weights)
+        assert all(map(torch.equal, got, want))
+        assert [r.l2_norm for r in watch.flow().parameters] == pytest.approx([g.norm().item() for g in want], rel=2e-6)
+        (slope,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+        slope.square().sum().backward()
+        assert watch.flow().parameters[0].l2_norm == pytest.approx(weights[0].grad.norm().item(), rel=2e-6)
+    assert rooms
+
+
+def test_an_optimizer_in_the_backward(rooms: Rooms) -> None:
+    model, x = mlp()
+    seen: list[float] = []
+
+    def step(parameter: Tensor) -> None:
+        seen.append(parameter.grad.norm().item())
+        with torch.no_grad():
+            parameter.grad.data.mul_(7)  # torch counts no such change
+            parameter.sub_(parameter.grad)
+        parameter.grad = None
+
+    handles = [p.register_post_accumulate_grad_hook(step) for p in model.parameters()]
+    with fxgrad.watch(model) as watch:
+        for _ in range(2):
+            seen.clear()
+            model(x).square().mean().backward()
+            got = [record.l2_norm for record in watch.flow().parameters]
+            assert sorted(got) == pytest.approx(sorted(seen), rel=2e-6)
+    for handle in handles:
+        handle.remove()
+    assert rooms
+
+
+def test_a_site_whose_gradient_is_large_once(rooms: Rooms) -> None:
+    model = nn.Sequential(nn.Linear(4, 64), nn.ReLU(), nn.Linear(64, 64))
+    with fxgrad.watch(model):
+        for rows in (2000, 2, 2):
+            model(torch.randn(rows, 4)).square().mean().backward()
+        assert len(rooms[1].batches) == 1
+        assert [room.batches[0].result.numel() for room in rooms] == [4, 7, 7]
+
+
+def test_parameters_of_the_function_engine(rooms: Rooms) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1))
+    module = fxgrad.instrument(model, engine="function")
+    for _ in range(2):
+        model.zero_grad()
+        module(torch.randn(3, 4)).square().sum().backward()
+        norms = [record.l2_norm for record in module.flow().parameters]
+        assert norms == pytest.approx([p.grad.norm().item() for p in model.parameters()], rel=2e-6)
+    assert rooms
