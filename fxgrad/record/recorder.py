@@ -100,7 +100,7 @@ class Kept:
 class Recorder:
     """Takes gradients of sites and parameters and keeps their statistics by backward event.
 
-    Nothing is copied to the host, and no gradient is kept, until ``history`` is read.
+    Nothing is copied to the host until ``history`` is read, and no gradient is kept beyond its backward pass.
 
     Attributes:
         library: the native reductions; None where they aren't there (yet), or not wanted.
