@@ -292,6 +292,47 @@ def test_what_does_not_wait() -> None:
     assert room.put(part, 0, torch.ones(3, dtype=torch.float64), "full") is None
 
 
+class Stream:
+    """A stream of a device that isn't here."""
+
+    def __init__(self, number: int, log: list[str]) -> None:
+        self.stream_id = number
+        self._log = log
+
+    def __enter__(self) -> None:
+        self._log.append(f"enter {self.stream_id}")
+
+    def __exit__(self, *_: object) -> None:
+        self._log.append(f"leave {self.stream_id}")
+
+    def wait_stream(self, other: Stream) -> None:
+        self._log.append(f"{self.stream_id} waits for {other.stream_id}")
+
+
+def test_each_group_is_reduced_on_the_stream_it_came_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    log: list[str] = []
+    streams = [Stream(number, log) for number in range(3)]
+    now = streams[1]
+    monkeypatch.setattr(torch.accelerator, "current_stream", lambda _: now)
+    monkeypatch.setattr(
+        parked, "norms_of", lambda given, _: [log.append(str(len(given))) or t.norm() for t in given[:1]]
+    )
+    part, room = Written(), Parked(torch.device("cuda"), BOUND)
+    for index, stream in enumerate((1, 2, 1)):
+        now = streams[stream]
+        room.put(part, index, torch.ones(4), "norm")
+    now = streams[0]
+    room.finish()
+    assert log[:6] == ["enter 1", "2", "leave 1", "enter 2", "1", "leave 2"]
+    assert log[6:] == ["0 waits for 1", "0 waits for 2"]
+
+
+def test_gradients_wait_on_cuda_only() -> None:
+    # `parks` is asked by device, so that no card is needed to ask.
+    assert parked.parks(torch.device("cuda", 1))
+    assert not any(parked.parks(torch.device(kind)) for kind in ("cpu", "meta", "mps", "xla"))
+
+
 # ---- what happens to a gradient while it waits ---------------------------------------------------------------------
 
 
