@@ -26,11 +26,7 @@ from fxgrad.torch_private import norms_of, version_of
 
 BOUND = 8_000_000  # bytes that may wait on one device in one backward pass, at least
 _SHARE = 200  # that part of the parameters' bytes, where it is more
-#: Parts of the bound that the largest gradient that waits may take.  A group that is reduced since the bound is reached
-#: has at least 8 gradients then, at `full` two; or 107 where all are *small*, of 64 KiB at most.  It is two operators,
-#: three where gradients of two dtypes wait: never more than one for each 32 small and each other gradient in it.
-_PARTS = {"norm": 8, "full": 2}
-SMALL = 65_536  # bytes
+_LARGEST = 65_536  # bytes of the largest gradient that waits, at least; else a 128th of the bound
 _ROW = 36 * WIDTH  # bytes that a row takes at `full` with all that is made of it, the gradient included
 CHANGED = "was changed in place before it was reduced; from the next backward pass on it is reduced at once"
 _FREED = "its memory was freed before it was reduced"
@@ -105,6 +101,7 @@ class Parked:
     """The small gradients of one backward pass on one device.
 
     Attributes:
+        largest: bytes of the largest gradient that waits.
         most: bytes that waited at once.
         batches: what was reduced so far.
     """
@@ -112,6 +109,7 @@ class Parked:
     def __init__(self, device: torch.device, bound: int) -> None:
         self._device = device
         self._bound = bound
+        self.largest = max(_LARGEST, bound // 128)  # with this, at least 122 gradients come before the bound does
         self._groups: dict[_Key, list[_Waiting]] = {}
         self._streams: dict[int, Any] = {}
         self._bytes = 0
@@ -130,9 +128,9 @@ class Parked:
         ):
             return None
         numel, held = gradient.numel(), gradient.untyped_storage().nbytes()  # a view keeps all of its memory
-        cost = held if kind == "norm" else max(held, -(-numel // WIDTH) * _ROW)
-        if not numel or cost > self._bound // _PARTS[kind] or gradient.is_neg() or not without_gaps(gradient):
+        if not numel or held > self.largest or gradient.is_neg() or not without_gaps(gradient):
             return None
+        cost = held if kind == "norm" else max(held, -(-numel // WIDTH) * _ROW)
         if self._bytes + cost > self._bound:
             self.flush()
         key = _Key(kind, accumulator(dtype) if kind == "norm" else dtype, self._stream())
