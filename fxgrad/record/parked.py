@@ -1,4 +1,4 @@
-"""Small gradients on an accelerator wait until many are there, and are reduced by a few launches together.
+"""Gradients on an accelerator that are not large wait until many are there, and are reduced by a few launches.
 
 What waits is a reference, an alias of the gradient's memory, not a copy: that launches nothing.  It is a tensor object
 of its own, since torch gives a parameter its gradient without a copy only where nobody else has that object; and where
@@ -26,7 +26,11 @@ from fxgrad.torch_private import norms_of, version_of
 
 BOUND = 8_000_000  # bytes that may wait on one device in one backward pass, at least
 _SHARE = 200  # that part of the parameters' bytes, where it is more
-_LARGEST = 65_536  # bytes of the largest gradient that waits, at least; else a 128th of the bound
+SMALL = 65_536  # bytes of a small gradient
+#: The largest gradient that waits takes one of so many parts of the bound.  At `norm` a group that is reduced since the
+#: bound is reached has at least 7 gradients then, and 107 where all are small.  It costs two operators, three where
+#: there are two dtypes: never more than one for 32 small ones and one for each that is not small.
+PARTS = {"norm": 8, "full": 2}
 _ROW = 36 * WIDTH  # bytes that a row takes at `full` with all that is made of it, the gradient included
 CHANGED = "was changed in place before it was reduced; from the next backward pass on it is reduced at once"
 _FREED = "its memory was freed before it was reduced"
@@ -98,10 +102,9 @@ _PENDING = Batch()
 
 
 class Parked:
-    """The small gradients of one backward pass on one device.
+    """The gradients of one backward pass that wait on one device.
 
     Attributes:
-        largest: bytes of the largest gradient that waits.
         most: bytes that waited at once.
         batches: what was reduced so far.
     """
@@ -109,7 +112,6 @@ class Parked:
     def __init__(self, device: torch.device, bound: int) -> None:
         self._device = device
         self._bound = bound
-        self.largest = max(_LARGEST, bound // 128)  # with this, at least 122 gradients come before the bound does
         self._groups: dict[_Key, list[_Waiting]] = {}
         self._streams: dict[int, Any] = {}
         self._bytes = 0
@@ -128,9 +130,9 @@ class Parked:
         ):
             return None
         numel, held = gradient.numel(), gradient.untyped_storage().nbytes()  # a view keeps all of its memory
-        if not numel or held > self.largest or gradient.is_neg() or not without_gaps(gradient):
-            return None
         cost = held if kind == "norm" else max(held, -(-numel // WIDTH) * _ROW)
+        if not numel or cost > self._bound // PARTS[kind] or gradient.is_neg() or not without_gaps(gradient):
+            return None
         if self._bytes + cost > self._bound:
             self.flush()
         key = _Key(kind, accumulator(dtype) if kind == "norm" else dtype, self._stream())
