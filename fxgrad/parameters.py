@@ -101,6 +101,7 @@ class ParameterHooks:
             number, self._count = self._count, self._count + 1
         ref = weakref.ref(parameter, lambda ref: self._died(key, ref))
         self._known[key] = _Known(ref, number)
+        self._sink.parameters.tensors[number] = ref
         return number
 
     def _died(self, key: int, ref: weakref.ref[Tensor]) -> None:
@@ -111,6 +112,7 @@ class ParameterHooks:
     def _gone(self, key: int, known: _Known) -> None:
         del self._known[key]
         self._hooked.pop(known.number, None)
+        self._sink.parameters.tensors.pop(known.number, None)
         self._free.append(known.number)
 
     def _hook(self, parameter: Tensor, number: int) -> RemovableHandle | None:

@@ -11,7 +11,7 @@ import itertools
 import sys
 import threading
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -91,6 +91,20 @@ def storage_of(tensor: Tensor) -> object | None:
     """
     kind = getattr(torch.multiprocessing.reductions, "StorageWeakRef", None)
     return None if kind is None else kind(tensor.untyped_storage())
+
+
+_foreach_norm: Callable[..., Iterable[Tensor]] | None = getattr(torch, "_foreach_norm", None)
+
+
+def norms_of(tensors: list[Tensor], dtype: torch.dtype) -> Iterable[Tensor]:
+    """The l2 norm of each of ``tensors``, all of one dtype and device, accumulated in ``dtype``.
+
+    ``torch._foreach_norm``, which torch's own ``clip_grad_norm_`` uses: the public multi-tensor calls give one norm of
+    all.  It takes a dtype since torch 2.4.  Without it, one call each: slower, not wrong.
+    """
+    if _foreach_norm is None:
+        return [torch.linalg.vector_norm(tensor, dtype=dtype) for tensor in tensors]
+    return _foreach_norm(tensors, 2, dtype)
 
 
 def at_end_of_backward(callback: Callable[[], None]) -> bool:

@@ -60,7 +60,7 @@ def test_values_equal_those_of_the_twin(
         monkeypatch.setattr("fxgrad.record.values.LARGEST", 0)
     model, args, kwargs = case.build()
     assert case.twin is not None
-    with fxgrad.watch(model, capture=capture, forward=True) as watch:
+    with fxgrad.watch(model, capture=capture, forward=True, native=False) as watch:
         for step in range(3):
             expected = At()
             run_twin(case.twin, model, expected, args, kwargs, seed=step)
@@ -125,7 +125,7 @@ def test_values_in_the_memory_of_another_value(capture: Any, monkeypatch: pytest
     monkeypatch.setattr(values_module, "write_full", counting)
     x = torch.randn(200, 200, requires_grad=True)
     model = Rearranges()
-    with fxgrad.watch(model, capture=capture, forward=True) as watch:
+    with fxgrad.watch(model, capture=capture, forward=True, native=False) as watch:
         for _ in range(3):
             reduced.clear()
             model(x)[-1].sum().backward()

@@ -264,3 +264,14 @@ def test_dispatch_modes_of_the_user_see_nothing_of_ours() -> None:
             torch.ones(2).mul(2)
         torch.ones(2).exp()
     assert mode.names == ["aten.ones.default", "aten.exp.default"]
+
+
+@pytest.mark.parametrize("there", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_norms_of_many(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, *, there: bool) -> None:
+    if not there:
+        monkeypatch.setattr(torch_private, "_foreach_norm", None)
+    tensors = [torch.full((100, 9), 300.0, dtype=dtype), torch.tensor(-2.0, dtype=dtype)]
+    norms = list(torch_private.norms_of(tensors, torch.float32))
+    assert [norm.dtype for norm in norms] == [torch.float32] * 2
+    assert [norm.item() for norm in norms] == [9000, 2]

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from fxgrad.record.native import Source
+from fxgrad.record.parked import Norms
 from fxgrad.record.recorder import Kept
 from fxgrad.record.slots import Reading
 from fxgrad.record.staging import WIDTH, Batch
@@ -106,6 +107,8 @@ def _on_host(parts: Sequence[Kept]) -> _Rows:
 
 def _statistics(rows: Any, reading: Reading) -> Statistics:
     source, _, numel, place = reading
+    if isinstance(source, Norms):
+        return from_norm(rows[place], numel)
     if isinstance(source, Batch):
         values = merged_rows([[column[row] for column in rows] for row in range(place.first, place.end)])
         padding = (place.end - place.first) * WIDTH - numel

@@ -11,7 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -20,6 +20,8 @@ from fxgrad.record.full import is_staged, write_any_norm, write_bins, write_full
 from fxgrad.record.hooks import FullHook, Hook, norm_of_float32, norm_of_half, write_fast
 from fxgrad.record.library import library
 from fxgrad.record.native import SEVERAL, Written, settle
+from fxgrad.record.owners import Owner, Parameters
+from fxgrad.record.parked import Parking
 from fxgrad.record.slots import BufferKey, Kind, Reading, Slots
 from fxgrad.record.staging import Batch, Page
 from fxgrad.record.statistics import accumulator, columns, dense, dottable, write_square
@@ -30,43 +32,6 @@ if TYPE_CHECKING:
 
 CLEARED = "torch cleared our hook when the first hook in Python was registered on the parameter"
 HISTORY = 128  # finished events kept; the facts of a ResNet-50 event take about 40 KB
-
-
-class Owner(Protocol):
-    """Whose sites are observed: a recording, or the parameters.
-
-    ``task`` and ``part`` are the recorder's: the backward pass that is running through the owner, and its part.
-    ``escalated`` are the sites to be measured at ``full``.  ``distrust`` is called in a backward pass that is
-    differentiated itself.
-    """
-
-    task: int | None
-    part: Any
-    expected: int
-    escalated: Any
-    differentiated: bool
-
-    def distrust(self) -> None:
-        """A backward pass is being differentiated."""
-        ...
-
-
-class Parameters:
-    """The owner of the parameters' sites."""
-
-    def __init__(self) -> None:
-        self.task: int | None = None
-        self.part: Part | None = None
-        self.expected = 0
-        self.escalated: set[int] = set()
-        self.differentiated = False
-        self.lost: Callable[[], list[int]] = list  # which C++ hooks torch has cleared since
-        self.slots = None  # the native recorder's are the parameters' numbers
-        self.sizes: Any = None
-
-    def distrust(self) -> None:
-        """What a parameter gets is what arrives, however it comes about."""
-        self.differentiated = True
 
 
 @dataclass(slots=True, eq=False)
@@ -99,6 +64,7 @@ class BackwardEvent:
 
     number: int
     thread: int
+    parked: Parking
     parts: dict[Any, Part] = field(default_factory=dict)
     pages: dict[torch.dtype, Page] = field(default_factory=dict)
     certain_end: bool = False
@@ -135,7 +101,7 @@ class Kept:
 class Recorder:
     """Takes gradients of sites and parameters and keeps their statistics by backward event.
 
-    Nothing is copied to the host, and no gradient is kept, until ``history`` is read.
+    Nothing is copied to the host until ``history`` is read, and no gradient is kept beyond its backward pass.
 
     Attributes:
         library: the native reductions; None where they aren't there (yet), or not wanted.
@@ -156,6 +122,7 @@ class Recorder:
         self.began: Callable[[int], None] | None = None
         self.ended: Callable[[list[Kept]], None] | None = None
         self._free: dict[bool, list[Slots]] = {True: [], False: []}  # the parameters' and the recordings'
+        self._impatient: dict[bool, set[int]] = {True: set(), False: set()}
         self._pages: dict[torch.dtype, list[Page]] = {}
 
     def hook(self, owner: Owner, index: int) -> Hook:
@@ -208,6 +175,10 @@ class Recorder:
         if functorch_active():
             message = "a torch.func transform is running, whose gradients have no storage to reduce"
             raise NotImplementedError(message)
+        if Parking.on(gradient.device):
+            waits = self._park(part, owner, index, gradient)
+            if waits is not None:
+                return waits
         quick = not torch.is_grad_enabled()
         with torch.no_grad():
             if self.level != "norm" or index in owner.escalated:
@@ -224,6 +195,13 @@ class Recorder:
                 write_any_norm(values, slots[index], self.library)
             part.slots.learn(index, key, values.dtype if values is gradient else None)
         return key, gradient.shape, gradient.numel(), index
+
+    def _park(self, part: Part, owner: Owner, index: int, gradient: Tensor) -> Reading | None:
+        """Let a small gradient wait for others; None where it is to be reduced at once."""
+        own, event, level = self.parameters, part.event, self.level
+        if level == "histogram" or not event.certain_end or (owner is own and own.acts(index)):
+            return None
+        return event.parked.put(part, index, gradient, "full" if index in owner.escalated else level)
 
     def _write_full(self, part: Part, owner: Owner, index: int, gradient: Tensor, *, quick: bool) -> Reading:
         bins = self.level == "histogram"
@@ -270,8 +248,9 @@ class Recorder:
         return part
 
     def _new_part(self, event: BackwardEvent, owner: Owner) -> Part:
-        free = self._free[owner is self.parameters]
-        part = event.parts[owner] = Part(event, free.pop() if free else Slots(), [])
+        kind = owner is self.parameters
+        free = self._free[kind]
+        part = event.parts[owner] = Part(event, free.pop() if free else Slots(self._impatient[kind]), [])
         return part
 
     def native_begins(self, owner: Owner, written: Written) -> bool:
@@ -306,7 +285,9 @@ class Recorder:
         part.sources.add(usual)
 
     def _choose(self, part: Part, usual: BufferKey) -> bool:
-        """Set what writes a gradient into a slot of ``usual``; False where no one call does."""
+        """Set what writes a gradient into a slot of ``usual``; False where no one call does, or gradients may wait."""
+        if Parking.on(usual[0]):
+            return False
         native = self.library if usual[0].type == "cpu" else None
         if self.level == "norm":
             plain = norm_of_float32 if part.slots.usual_dtype is torch.float32 else norm_of_half
@@ -326,7 +307,7 @@ class Recorder:
         thread = threading.get_ident()
         with self._lock:
             outer = next((e for e in self._open.values() if e.thread == thread and e.certain_end), None)
-            event = self._open[task] = outer or BackwardEvent(self.begun, thread)
+            event = self._open[task] = outer or BackwardEvent(self.begun, thread, Parking(self.parameters))
             self.begun += outer is None
         if outer is None:
             event.certain_end = at_end_of_backward(lambda: self._finish(event))
@@ -352,7 +333,7 @@ class Recorder:
                 return
             for page in event.pages.values():
                 page.flush()
-            batches = [batch for page in event.pages.values() for batch in page.batches]
+            batches = [batch for page in event.pages.values() for batch in page.batches] + event.parked.finish()
             own = self._own(event)
             parameters = None if own is None else self._keep(self.parameters, own, batches)
             finished = []

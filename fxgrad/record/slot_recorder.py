@@ -17,7 +17,9 @@ from torch import Tensor
 from fxgrad.record.full import write_any_norm
 from fxgrad.record.hooks import Hook
 from fxgrad.record.library import library
-from fxgrad.record.recorder import HISTORY, Kept, Parameters
+from fxgrad.record.owners import Parameters
+from fxgrad.record.parked import Parking
+from fxgrad.record.recorder import HISTORY, Kept
 from fxgrad.record.slots import BufferKey, Kind, Reading, Slots
 from fxgrad.record.statistics import accumulator, dense
 from fxgrad.torch_private import at_end_of_backward, current_backward
@@ -29,6 +31,7 @@ class SlotEvent:
 
     number: int
     thread: int
+    parked: Parking
     runs: list[tuple[Any, Tensor]] = field(default_factory=list)
     slots: Slots = field(default_factory=Slots)
     readings: list[Reading | None] = field(default_factory=list)
@@ -54,6 +57,7 @@ class SlotRecorder:
         self.parameters = Parameters()
         self.escalated: set[int] = set()
         self.begun = 0  # events that began
+        self._impatient: set[int] = set()  # parameters whose gradients somebody changes during the backward pass
         self._library = library()
         self._lock = threading.RLock()
         self._open: dict[int, SlotEvent] = {}
@@ -88,6 +92,10 @@ class SlotRecorder:
             event.failures[index] = "arrived in several parts during one backward"
             return
         try:
+            if Parking.on(gradient.device) and event.certain_end and not self.parameters.acts(index):
+                waits = event.readings[index] = event.parked.put(event, index, gradient, "norm")
+                if waits is not None:
+                    return
             with torch.no_grad():
                 values = gradient if gradient.layout is torch.strided else dense(gradient)
                 kind: Kind = "norm" if accumulator(values.dtype) is torch.float32 else "norm64"
@@ -103,7 +111,8 @@ class SlotRecorder:
         if event is not None:
             return event
         with self._lock:
-            event = self._open[task] = SlotEvent(self.begun, threading.get_ident())
+            event = self._open[task] = SlotEvent(self.begun, threading.get_ident(), Parking(self.parameters))
+            event.slots.impatient = self._impatient
             self.begun += 1
         event.certain_end = at_end_of_backward(lambda: self._finish(event))
         return event
@@ -122,9 +131,11 @@ class SlotRecorder:
                 del self._open[task]
             if not tasks or not event.runs:
                 return
+            batches = event.parked.finish()
             own = None
             if event.readings:
-                buffers: Any = event.slots.buffers
+                buffers: Any = dict(event.slots.buffers)
+                buffers.update({batch: batch.result for batch in batches})
                 own = Kept(
                     recording=self.parameters, event=event.number, buffers=buffers,
                     readings=event.readings, failures=event.failures, usual=None,

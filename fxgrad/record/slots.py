@@ -27,13 +27,16 @@ class Slots:
         usual: the buffer that most gradients go to, the first that one plain call could write.
         usual_dtype: the dtype of those gradients.
         unusual: sites whose latest gradient cannot be written into ``usual`` by one plain call.
+        impatient: sites whose gradients are not to wait for others, since somebody changes them; shared by the slots of
+            all events.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, impatient: set[int] | None = None) -> None:
         self.buffers: dict[BufferKey, Tensor] = {}
         self.usual: BufferKey | None = None
         self.usual_dtype: torch.dtype | None = None
         self.unusual: set[int] = set()
+        self.impatient: set[int] = set() if impatient is None else impatient
         self._views: dict[BufferKey, tuple[Tensor, ...]] = {}
         self._expected: list[Tensor | None] = []
 

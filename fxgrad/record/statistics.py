@@ -36,7 +36,8 @@ OVERFLOW = 65504.0  # float16's largest number
 _WIDE = (torch.float64, torch.complex128)
 _DOT = 2**18  # entries from which on torch.dot saves more than the way through the recorder costs (measured)
 _MKL: bool = torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
-_CHUNK = 2**18  # entries reduced at a time, so that the intermediate tensors stay in the cache
+_CHUNK = 2**18  # entries reduced at a time on a CPU, so that the intermediate tensors stay in the cache
+_LARGE_CHUNK = 2**21  # on an accelerator: some 60 MB of intermediate tensors, each kernel large enough to fill it
 
 
 def dense(gradient: Tensor) -> Tensor:
@@ -50,6 +51,18 @@ def dense(gradient: Tensor) -> Tensor:
         values: Tensor = gradient.values()
         return values
     return gradient
+
+
+def without_gaps(value: Tensor) -> bool:
+    """Whether the entries of a strided tensor are all of a stretch of memory, each once, in any order."""
+    if value.is_contiguous():
+        return True
+    expected = 1
+    for stride, size in sorted(zip(value.stride(), value.shape, strict=True)):
+        if size != 1 and stride != expected:
+            return False
+        expected *= size
+    return True
 
 
 def accumulator(dtype: torch.dtype) -> torch.dtype:
@@ -137,9 +150,10 @@ def _count(which: Tensor) -> Tensor:
 
 def whole(gradient: Tensor) -> Tensor:
     """The scalars of ``COLUMNS`` of a strided gradient, shape (11,), float64."""
-    if gradient.numel() <= _CHUNK or scaled(gradient.dtype) or not gradient.is_contiguous():
+    chunk = _CHUNK if gradient.device.type == "cpu" else _LARGE_CHUNK
+    if gradient.numel() <= chunk or scaled(gradient.dtype) or not gradient.is_contiguous():
         return columns(gradient.reshape(-1), gradient.dtype)
-    parts = [columns(chunk, gradient.dtype) for chunk in torch.split(gradient.view(-1), _CHUNK)]
+    parts = [columns(part, gradient.dtype) for part in torch.split(gradient.view(-1), chunk)]
     return merged(torch.stack(parts, 1))
 
 

@@ -17,7 +17,7 @@ from fxgrad.record.library import library
 from fxgrad.record.recorder import Kept
 from fxgrad.record.slots import BufferKey, Reading, Slots
 from fxgrad.record.staging import LARGEST, Batch, Page
-from fxgrad.record.statistics import columns
+from fxgrad.record.statistics import columns, without_gaps
 from fxgrad.schema import Level
 from fxgrad.torch_private import storage_of, version_of
 
@@ -202,18 +202,7 @@ def _may_repeat(value: Tensor) -> bool:
     """
     if not value.requires_grad or type(value) is not Tensor or value.layout is not torch.strided or value.is_meta:
         return False
-    return value.numel() > LARGEST and not value.is_nested and _without_gaps(value)
-
-
-def _without_gaps(value: Tensor) -> bool:
-    if value.is_contiguous():
-        return True
-    expected = 1
-    for stride, size in sorted(zip(value.stride(), value.shape, strict=True)):
-        if size != 1 and stride != expected:
-            return False
-        expected *= size
-    return True
+    return value.numel() > LARGEST and not value.is_nested and without_gaps(value)
 
 
 def _plain(tensor: Tensor) -> Tensor:

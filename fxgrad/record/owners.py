@@ -1,0 +1,65 @@
+"""Whose sites a recorder observes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+import weakref
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn.parameter import is_lazy
+
+from fxgrad.torch_private import acts_after_accumulation
+
+if TYPE_CHECKING:
+    from fxgrad.record.recorder import Part
+
+
+class Owner(Protocol):
+    """Whose sites are observed: a recording, or the parameters.
+
+    ``task`` and ``part`` are the recorder's: the backward pass that is running through the owner, and its part.
+    ``escalated`` are the sites to be measured at ``full``.  ``distrust`` is called in a backward pass that is
+    differentiated itself.
+    """
+
+    task: int | None
+    part: Any
+    expected: int
+    escalated: Any
+    differentiated: bool
+
+    def distrust(self) -> None:
+        """A backward pass is being differentiated."""
+        ...
+
+
+class Parameters:
+    """The owner of the parameters' sites; ``tensors`` are the parameters themselves by number."""
+
+    def __init__(self) -> None:
+        self.task: int | None = None
+        self.part: Part | None = None
+        self.expected = 0
+        self.escalated: set[int] = set()
+        self.differentiated = False
+        self.lost: Callable[[], list[int]] = list  # which C++ hooks torch has cleared since
+        self.slots = None  # the native recorder's are the parameters' numbers
+        self.sizes: Any = None
+        self.tensors: dict[int, weakref.ref[Tensor]] = {}
+
+    def nbytes(self, device: torch.device) -> int:
+        """Of the parameters on ``device``."""
+        present = (ref() for ref in list(self.tensors.values()))
+        return sum(p.nbytes for p in present if p is not None and p.device == device and not is_lazy(p))
+
+    def acts(self, index: int) -> bool:
+        """Whether somebody acts on a parameter's gradient once it is there, perhaps in ways torch does not count."""
+        ref = self.tensors.get(index)
+        parameter = ref() if ref is not None else None
+        return parameter is not None and acts_after_accumulation(parameter)
+
+    def distrust(self) -> None:
+        """What a parameter gets is what arrives, however it comes about."""
+        self.differentiated = True
