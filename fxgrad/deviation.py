@@ -186,7 +186,8 @@ class _Rebuilt:
                 self._repeat(template, operators[at : at + count])
             else:
                 count = _extent(operators, at)
-                self._by_operator(operators[at : at + count])
+                alike = (t.call for t in known if [op.step.name for op in t.operators] == [here.step.name])
+                self._by_operator(operators[at : at + count], next(alike, None) if count == 1 else None)
             at += count
 
     # ---- calls -----------------------------------------------------------------------------------------------
@@ -225,8 +226,11 @@ class _Rebuilt:
         ))  # fmt: skip
         self.chains.append(operators[0].where.chain)
 
-    def _by_operator(self, operators: Sequence[_Operator]) -> None:
-        """A call from a place that no known course went through, named after its operator or leaf module."""
+    def _by_operator(self, operators: Sequence[_Operator], alike: Call | None) -> None:
+        """A call from a place that no known course went through, named after its operator or leaf module.
+
+        ``alike``: a known call from there of the same operator, which returned something else.
+        """
         number, where, last = len(self.calls), operators[0].where, operators[-1]
         inner = {value for op in operators for value in range(op.first, op.first + len(op.step.outputs))}
         sources = [v for op in operators for v in _taken(op) if v not in inner and v in self.refs]
@@ -246,6 +250,8 @@ class _Rebuilt:
         op, target = ("call_module", where.path) if where.leaf else ("call_function", word)
         word = where.path.rpartition(".")[2] if where.leaf else word
         stem = where.path if where.leaf else f"{where.path}/{word}"
+        if alike is not None:
+            op, target, word, stem = alike.op, alike.target, alike.word, alike.key_stem
         self.calls.append(Call(
             op, target, word, stem, where.path, where.type, None, refs, refs, {}, tuple(found), where.source,
             last.step.grad_mode, same_object=(None,) * len(found), bases=(None,) * len(found),

@@ -62,7 +62,7 @@ def orders(*found: list[int]) -> Act:
 
 
 def branch(model: Any, step: int) -> Tensor:
-    model.branch = step in (2, 4)
+    model.branch = step in (2, 3, 5)
     return train(model, batch(step))
 
 
@@ -138,6 +138,8 @@ def only_grad(model: Any, step: int) -> Tensor:
 
 
 def hooked(model: Any, step: int) -> Tensor:
+    if not step:  # hooks that were there before the watch are seen in another order
+        return train(model, batch(step))
     handles = [model.blocks[0][0].weight.register_hook(lambda g: g * 2)]
     handles.append(model.blocks[1].register_forward_hook(lambda _, __, out: out.register_hook(lambda g: g * 3) and out))
     handles.append(model.blocks[2].register_full_backward_hook(lambda _, __, got: got))
@@ -178,14 +180,19 @@ def test_what_changes_between_calls(name: str, options: dict[str, Any]) -> None:
 
 
 def test_a_branch_that_was_never_seen_is_named_after_its_operators() -> None:
-    found, native = acted(Net, branch, steps=3)
-    assert native.recorders[2] == "native"
-    assert all("step 2" in words for words in found)
+    found, native = acted(Net, branch, steps=6)
+    assert native.recorders == ["python", "native", "native", "python", "native", "native"]
+    assert beyond_nodes(found) == []  # their arguments are not seen
+    assert found
+    assert all("step 2" in words for words in found)  # later it is known
     flow = native.flows[2]
     assert flow is not None
-    assert {"/sin", "/mean", "blocks.3.0", "drop"} <= {site.id for site in flow.sites}
-    assert all(site.measured for site in flow.sites if site.id.startswith("/"))
-    assert acted(Net, branch, steps=6)[0] == found  # by now it is known
+    assert {"/sin", "/mean", "/mul", "blocks.3.0", "drop"} <= {site.id for site in flow.sites}
+
+
+def beyond_nodes(found: list[str]) -> list[str]:
+    """What differs beside the facts of nodes."""
+    return [words for words in found if ": node Node(" not in words]
 
 
 # ---- kinds of models -----------------------------------------------------------------------------------------------
@@ -424,5 +431,5 @@ def test_lists_of_values_and_many_without_a_gradient() -> None:
         return loss.detach()
 
     found, native = acted(Lists, act)
-    assert found == []
+    assert beyond_nodes(found) == []
     assert native.recorders[1:3] == ["native", "native"]
