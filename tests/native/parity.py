@@ -80,6 +80,8 @@ def flow_differences(got: GradientFlow, want: GradientFlow) -> Iterator[str]:
         return
     for one, other in zip(got.sites, want.sites, strict=True):
         for name in ("node", "output_position", "shape", "dtype", "device", "derived_from"):
+            if name == "shape" and one.statistics is None:
+                continue  # what nothing uses keeps the shape of the call that was learnt
             if getattr(one, name) != getattr(other, name):
                 yield f"{one.id}: {name} {getattr(one, name)} instead of {getattr(other, name)}"
         yield from _statistics(one.id, one.statistics, other.statistics)

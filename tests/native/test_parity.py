@@ -40,7 +40,7 @@ def _zoo() -> Iterator[Any]:
             yield pytest.param(case, kind, id=f"{case.id}-{_name(kind)}", marks=() if often else pytest.mark.sweep)
 
 
-@pytest.mark.parametrize(("case", "kind"), _zoo())
+@pytest.mark.parametrize(("case", "kind"), list(_zoo()))
 def test_the_zoo(case: models.Case, kind: dict[str, Any]) -> None:
     for _ in range(3):  # what TorchScript makes of a function changes in its first calls
         plain_run(*case.build(), case.loss)
@@ -65,7 +65,8 @@ def _differs(seed: int) -> list[str]:
     kind = KINDS[seed % len(KINDS)]
     batches = [(tuple(arg.detach()[:rows].clone().requires_grad_(arg.requires_grad) for arg in args), kwargs)
                for rows in ((4, 4, 4) if seed % 3 else (4, 3, 4, 2))]  # fmt: skip
-    return differences(lambda: case.build()[0], batches, case.loss, **kind)[0]
+    found = differences(lambda: case.build()[0], batches, case.loss, **kind)[0]
+    return [words for words in found if ": node Node(" not in words]  # of a branch never seen, arguments are not known
 
 
 @pytest.mark.parametrize("seed", range(40))
