@@ -317,6 +317,7 @@ class _Run:
         if self.native is not None:
             with self.noting():
                 self.native.leave()
+                self.native.on_step = self.native.on_leaf = None  # a circle that no collector sees
 
     def _step(self, _: str) -> None:
         with self.noting():

@@ -146,6 +146,7 @@ class _Rebuilt:
     chains: list[tuple[Place, ...]] = field(default_factory=list)
     refs: dict[int, Ref] = field(default_factory=dict)  # by value
     names: dict[int, list[Ref]] = field(default_factory=dict)  # by value, all that it is
+    same: dict[Ref, Ref] = field(default_factory=dict)  # the very tensor of an earlier name
 
     def keep(self, differs_at: int) -> tuple[int, int]:
         """The calls before the difference; how many, and the operator at which the others begin."""
@@ -186,10 +187,9 @@ class _Rebuilt:
                 self._repeat(template, operators[at : at + count])
             else:
                 count = _extent(operators, at)
-                self._by_operator(operators[at : at + count])
+                alike = (t.call for t in known if [op.step.name for op in t.operators] == [here.step.name])
+                self._by_operator(operators[at : at + count], next(alike, None) if count == 1 else None)
             at += count
-
-    # ---- calls -----------------------------------------------------------------------------------------------
 
     def _repeat(self, template: _Template, operators: Sequence[_Operator]) -> None:
         """A call from a known place, on other values."""
@@ -205,6 +205,9 @@ class _Rebuilt:
         outputs = []
         for output in template.call.outputs:
             site = template.course.plan.site_numbers.get(Ref(template.number, output.position))
+            earlier = template.course.same.get(-1 if site is None else site)
+            if earlier is not None and (source := moved.get(_ref(template.course, earlier))) is not None:
+                self.same[Ref(number, output.position)] = source
             value = next((v for v, sites in enumerate(template.course.slots) if site in sites), None)
             if value is not None and value >= first_old:
                 now = value - first_old + first_new
@@ -225,8 +228,11 @@ class _Rebuilt:
         ))  # fmt: skip
         self.chains.append(operators[0].where.chain)
 
-    def _by_operator(self, operators: Sequence[_Operator]) -> None:
-        """A call from a place that no known course went through, named after its operator or leaf module."""
+    def _by_operator(self, operators: Sequence[_Operator], alike: Call | None) -> None:
+        """A call from a place that no known course went through, named after its operator or leaf module.
+
+        ``alike``: a known call from there of the same operator, which returned something else.
+        """
         number, where, last = len(self.calls), operators[0].where, operators[-1]
         inner = {value for op in operators for value in range(op.first, op.first + len(op.step.outputs))}
         sources = [v for op in operators for v in _taken(op) if v not in inner and v in self.refs]
@@ -246,13 +252,13 @@ class _Rebuilt:
         op, target = ("call_module", where.path) if where.leaf else ("call_function", word)
         word = where.path.rpartition(".")[2] if where.leaf else word
         stem = where.path if where.leaf else f"{where.path}/{word}"
+        if alike is not None:
+            op, target, word, stem = alike.op, alike.target, alike.word, alike.key_stem
         self.calls.append(Call(
             op, target, word, stem, where.path, where.type, None, refs, refs, {}, tuple(found), where.source,
             last.step.grad_mode, same_object=(None,) * len(found), bases=(None,) * len(found),
         ))  # fmt: skip
         self.chains.append(where.chain)
-
-    # ---- the whole -------------------------------------------------------------------------------------------
 
     def finished(self, outputs: _Operator, kept: int) -> Found:
         """With what the model returned."""
@@ -284,6 +290,7 @@ class _Rebuilt:
             if (number in self.base.not_required if spec.call < kept else self._without_gradient(spec))
         )
         same = {one: other for one, other in self.base.same.items() if base.sites[one].call < kept}
+        same.update({numbers[one]: numbers[other] for one, other in self.same.items()})
         return Found(plan, slots, without, same)
 
     def _without_gradient(self, spec: SiteSpec) -> bool:
@@ -365,11 +372,18 @@ def _taken(operator: _Operator) -> list[int]:
 
 def _named(course: Course) -> Mapping[int, Sequence[Ref]]:
     """By value of a course, the names that it has."""
-    sites = course.plan.sites
-    return {
-        value: [Ref(sites[n].call, sites[n].output.position) for n in numbers]
-        for value, numbers in enumerate(course.slots)
-    }
+    found = {value: [_ref(course, n) for n in numbers] for value, numbers in enumerate(course.slots)}
+    value_at = {n: value for value, numbers in enumerate(course.slots) for n in numbers}
+    for site, earlier in course.same.items():  # in the order in which they ran
+        if earlier in value_at:
+            value_at[site] = value_at[earlier]
+            found[value_at[site]].append(_ref(course, site))
+    return found
+
+
+def _ref(course: Course, site: int) -> Ref:
+    spec = course.plan.sites[site]
+    return Ref(spec.call, spec.output.position)
 
 
 def _swapped(value: Any, moved: Mapping[Ref, Ref]) -> Any:
@@ -381,5 +395,5 @@ def _swapped(value: Any, moved: Mapping[Ref, Ref]) -> Any:
     if isinstance(value, dict):
         return {key: _swapped(item, moved) for key, item in value.items()}
     if isinstance(value, slice):
-        return slice(*(_swapped(part, moved) for part in (value.start, value.stop, value.step)))
+        return slice(*_swapped((value.start, value.stop, value.step), moved))
     return value

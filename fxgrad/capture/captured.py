@@ -340,7 +340,7 @@ def _fx_graph(calls: list[Call]) -> tuple[fx.Graph, list[fx.Node]]:
         op, target = call.op, call.target
         if op == "external" or (op == "call_function" and not callable(target)):
             op, target = "call_function", _external
-        name = call.word if call.op in ("external", "placeholder") else None
+        name = call.word if call.op == "placeholder" or target is _external else None
         made.append(graph.create_node(op, target, args, kwargs, name=name))
     return graph, made
 

@@ -130,7 +130,7 @@ def test_the_stream_of_random_numbers_is_not_touched() -> None:
 
 def test_nothing_is_registered_for_the_process_or_left_in_the_thread() -> None:
     model = make()
-    assert not torch._C._autograd._profiler_enabled()  # noqa: SLF001  # a callback of the process would be seen there
+    assert not torch._C._autograd._profiler_enabled()  # a callback of the process would be seen there
     seen: list[str] = []
 
     class Probe(nn.Module):

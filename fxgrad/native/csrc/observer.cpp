@@ -90,8 +90,6 @@ void guarded(Forward* forward, F look) noexcept {
   } catch (py::error_already_set& error) {
     py::gil_scoped_acquire gil;
     forward->fail(error.what());
-    error.restore();
-    PyErr_Clear();
   } catch (const std::exception& error) {
     forward->fail(error.what());
   }
@@ -214,11 +212,7 @@ void Forward::tell() {
 }
 
 void Forward::fail(const char* what) noexcept {
-  try {
-    failed = *what == 0 ? "?" : what;
-  } catch (const std::exception&) {
-    paused = true;
-  }
+  failed = *what == 0 ? "?" : what;
 }
 
 void Forward::end(const at::RecordFunction& function) {

@@ -149,7 +149,8 @@ torch::autograd::variable_list SiteHook::operator()(const torch::autograd::varia
 SiteHook* LeafHooks::add(const at::Tensor& leaf, size_t slot, Level level) {
   auto hook = std::make_unique<SiteHook>(record_, slot, 0, level);
   auto* const known = hook.get();
-  torch::autograd::impl::hooks(leaf).push_back(std::move(hook));  // `add_hook` wants to be the only one
+  auto& hooks = torch::autograd::impl::hooks(leaf);  // `add_hook` wants to be the only one
+  hooks.insert(hooks.begin(), std::move(hook));      // before the user's, which may change the gradient
   return known;
 }
 

@@ -1,0 +1,106 @@
+"""When the Python recorder does it instead, and why; an error of ours never reaches the user."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fxgrad
+from fxgrad import courses
+from tests.native.parity import acted, beyond_nodes
+from tests.native.test_courses import Net, batch, train
+
+pytestmark = [pytest.mark.usefixtures("recorder"), pytest.mark.filterwarnings("ignore")]
+
+
+# ---- which recorder ------------------------------------------------------------------------------------------------
+
+
+def test_a_model_that_goes_new_ways_again_and_again_is_left_to_python() -> None:
+    model, reasons = Net(), []
+    with fxgrad.watch(model) as watch:
+        for step in range(60):
+            model.order = torch.randint(0, 4, (step % 7 + 3,), generator=torch.Generator().manual_seed(step)).tolist()
+            train(model, batch(step))
+            reasons.append(watch.flow().capture.reason)
+    assert reasons[-1] in (
+        "the model takes a new course in most calls",
+        "the model took more than 64 courses",
+    )
+
+
+def test_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Net()
+    with fxgrad.watch(model, native=False) as watch:
+        train(model, batch(0))
+        train(model, batch(1))
+        assert (watch.flow().capture.recorder, watch.flow().capture.reason) == ("python", "native=False")
+    monkeypatch.setenv("FXGRAD_NATIVE", "0")
+    with fxgrad.watch(model) as watch:
+        train(model, batch(0))
+        train(model, batch(1))
+        assert watch.flow().capture.reason == "no native recorder: FXGRAD_NATIVE=0"
+
+
+# ---- errors of ours ------------------------------------------------------------------------------------------------
+
+
+def _break(*_: Any, **__: Any) -> Any:
+    message = "forced"
+    raise ValueError(message)
+
+
+@pytest.mark.parametrize(("place", "at"), [
+    ("Observer._add", 0), ("Finder.find", 0), ("Observer.kind_of", 0), ("_Learning.start", 0),
+    ("_Following.begin", 1), ("Observer._set_levels", 1), ("Observer._arrived", 1), ("deviated", 2), ("Finder.find", 2),
+])  # fmt: skip
+@pytest.mark.parametrize("sites", ["node", "edge"])
+def test_an_error_of_ours_never_reaches_the_user(
+    monkeypatch: pytest.MonkeyPatch, place: str, at: int, sites: Any
+) -> None:
+    model, plain = Net(), Net()
+    plain.load_state_dict(model.state_dict())
+    owner, _, name = place.rpartition(".")
+    with fxgrad.watch(model, sites=sites) as watch:
+        for step in range(5):
+            if step == at:
+                monkeypatch.setattr(getattr(courses, owner) if owner else courses, name, _break)
+            model.order = plain.order = [0, 1, 3] if step == 2 else [0, 1, 2, 3]
+            torch.manual_seed(step)
+            got = train(model, batch(step))
+            torch.manual_seed(step)
+            assert torch.equal(got, train(plain, batch(step)))
+        flow = watch.flow()
+    assert flow.capture.recorder == "python"
+    assert flow.capture.reason == "the native observer failed: ValueError: forced"
+    assert all(site.measured for site in flow.sites if site.id != "input:x")
+
+
+def test_lists_of_values_and_many_without_a_gradient() -> None:
+    class Lists(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(6, 6)
+            self.parts = 2
+
+        def forward(self, x: Tensor) -> dict[str, Any]:
+            with torch.no_grad():
+                boxes = [part.abs().sum(-1).sqrt() for part in x.chunk(self.parts)]
+            kept = [torch.where(box > 1)[0] for box in boxes]
+            out = self.fc(x)
+            rows = [out[: len(index)] * box.mean() for index, box in zip(kept, boxes, strict=True)]
+            return {"out": torch.cat([*rows, out.relu()]), "boxes": boxes, "kept": kept}
+
+    def act(model: Any, step: int) -> Tensor:
+        model.parts = (2, 2, 4, 4, 4)[step]
+        model.zero_grad()
+        loss: Tensor = model(batch(step))["out"].square().mean()
+        loss.backward()
+        return loss.detach()
+
+    found, native = acted(Lists, act)
+    assert beyond_nodes(found) == []
+    assert native.recorders[1:3] == ["native", "native"]
