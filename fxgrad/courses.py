@@ -20,7 +20,7 @@ from fxgrad.capture.calls import named_arguments
 from fxgrad.capture.captured import Plan
 from fxgrad.capture.eager import Session
 from fxgrad.capture.modules import ModuleMap
-from fxgrad.deviation import Finder, Where, deviated
+from fxgrad.deviation import Deviation, Finder, Found, Where, by_operator
 from fxgrad.instrumentation.edges import EdgeNotes, hook_edges
 from fxgrad.instrumentation.leaves import Entry
 from fxgrad.instrumentation.recording import Recording
@@ -32,6 +32,8 @@ from fxgrad.structure import tensors_in
 from fxgrad.torch_private import without_torch_function
 
 _MOST = 64  # courses that are kept
+_TRIES = 3  # calls behind which one has to have gone a known way
+_AGAIN = 3  # calls behind a new course that are learnt: a model may alternate
 _PATIENCE = 16  # calls, of which at most half may leave the known courses
 
 
@@ -94,7 +96,7 @@ class Observer:
         self._structure: Any = None
         self._parameters: Any = None
         self._latest: list[bool] = []  # whether a call left the known courses
-        self._relearn = False
+        self._relearn = 0
         self._raised: list[frozenset[int]] = []
         self.refused: str | None = None
         self.trained = b""  # by parameter, whether it requires a gradient now
@@ -127,7 +129,7 @@ class Observer:
         if kind not in self._kinds:
             return "the first call of a kind; the native observer learns its course"
         if self._relearn:
-            return "the call before took a new course, which the native observer learns"
+            return "a call before took a new course; the native observer learns the courses of the calls behind it"
         return None
 
     def _forget(self) -> None:
@@ -136,7 +138,7 @@ class Observer:
         self._kinds.clear()
         self._latest.clear()
         self._raised.clear()
-        self._relearn = False
+        self._relearn = 0
 
     def kind_of(self, tensors: Sequence[tuple[str, Tensor]]) -> Any:
         """What the course of a call is known to depend on."""
@@ -171,7 +173,7 @@ class Observer:
         finally:
             run.leave()
         self._kinds.add(prepared.kind)
-        self._relearn = False
+        self._relearn = max(0, self._relearn - 1)
         with run.noting(), without_torch_function():
             if run.error is None:
                 self._add(recording, run.sessions[-1], run.native, run.where)
@@ -183,6 +185,9 @@ class Observer:
         plan: Plan = recording.plan
         if recording.recomputed:
             self.refused = "a checkpointed part runs without gradients and again in the backward pass"
+            return
+        if any(call.op == "external" and call.path in self._opaque() for call in plan.calls):
+            self.refused = "compiled or scripted modules run in another way beside the Python recorder"
             return
         slots: list[list[int]] = [[] for _ in range(forward.values)]
         for value, site in forward.noted:
@@ -197,7 +202,7 @@ class Observer:
                 self.refused = "two calls with the same operators, on the same values, went through different modules"
             return
         if recording.values is not None:
-            self.refused = unfit(plan, forward.noted, forward.first_values, session.ranges)
+            self.refused = unfit(plan, forward.noted, forward.first_values, session.ranges, recording.same)
             course.shown = wanted(plan, course.slots, channels=self._channels)
         self.courses.append(course)
         if self._edges:
@@ -205,6 +210,9 @@ class Observer:
         self._set_levels()
         if len(self.courses) > _MOST:
             self.refused = f"the model took more than {_MOST} courses"
+
+    def _opaque(self) -> set[str]:
+        return {place.path for place in self.modules.places.values() if place.opaque}
 
     def _set_levels(self) -> None:
         """Tell the observer which values of the courses get a hook, and at which level."""
@@ -244,6 +252,17 @@ class Observer:
             self._give_up(run.error)
         return result
 
+    def rename(self, recording: Recording) -> None:
+        """Name a call that left the known courses by the course that it took, where that has been learnt since."""
+        found = recording.deviation
+        if found is None or recording.edges is not None:  # edges have their hooks by the names that they had
+            return
+        course = next((course for course in self.courses if found.ran(course)), None)
+        if course is not None:
+            recording.deviation = None
+            _use(recording, Found(course.plan, course.slots, course.not_required, course.same))
+            recording.untold = set(course.untold)
+
     def _arrived(self, recording: Recording, run: _Following) -> None:
         number = run.native.plan
         self._latest = [*self._latest[1 - _PATIENCE :], number < 0]
@@ -257,15 +276,23 @@ class Observer:
             if course.pieces is not None and recording.edges is not None:
                 _hook_edges(recording.edges, recording, run, course)
         else:
-            self._relearn = True
-            found = deviated(self.courses, run.native.plan_nearby, run.native, run.where, recording)
-            recording.plan, recording.slots = found.plan, found.slots
-            recording.not_required, recording.same = set(found.not_required), dict(found.same)
+            self._relearn = _AGAIN
+            base, native = self.courses[run.native.plan_nearby], run.native
+            found = Deviation(base, native.differs_at, native.steps, run.where, native.values, recording.sizes)
+            recording.deviation = found
+            _use(recording, by_operator(found))
             if recording.edges is not None:
                 _search_edges(recording.edges, recording, run)
-            if sum(self._latest) > _PATIENCE // 2:
+            if len(self._latest) >= _TRIES and all(self._latest):
+                self.refused = "no call went the way that those under the Python recorder went"
+            elif sum(self._latest) > _PATIENCE // 2:
                 self.refused = "the model takes a new course in most calls"
         run.settle_leaves()
+
+
+def _use(recording: Recording, found: Found) -> None:
+    recording.plan, recording.slots = found.plan, found.slots
+    recording.not_required, recording.same = set(found.not_required), dict(found.same)
 
 
 def _named_alike(one: Course, other: Course) -> bool:
@@ -314,10 +341,12 @@ class _Run:
 
     def leave(self) -> None:
         """Operators are no longer seen."""
+        if self._finder is not None:
+            self._finder.done()
         if self.native is not None:
             with self.noting():
                 self.native.leave()
-                self.native.on_step = self.native.on_leaf = None  # a circle that no collector sees
+                self.native.on_step = self.native.on_leaf = self.native.on_value = None  # a circle that no collector sees
 
     def _step(self, _: str) -> None:
         with self.noting():

@@ -140,7 +140,10 @@ class Engine:
                 recording, lambda session: self._run_python(recording, args, kwargs, learning, session), prepared
             )
         result = observer.follow(recording, lambda: self.forward(*args, **kwargs), prepared)
-        self._previous = recording.plan
+        if recording.deviation is None:
+            self._previous = recording.plan
+        else:
+            reason = recording.deviation.words
         recording.report = self._report("eager", "native", reason)
         return result
 
@@ -252,6 +255,7 @@ class Engine:
         """The flow of an event, without what lies around the backward pass; made once."""
         key = id(kept)
         if key not in self._flows:
+            self._recorders.rename(kept.recording)
             self._flows = {id(k): self._flows[id(k)] for k in self.recorder.history if id(k) in self._flows}
             self._flows[key] = flow = assemble(kept, self.loss_words, self.options.level)
             own = [site.statistics for site in flow.sites]

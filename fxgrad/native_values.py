@@ -7,7 +7,7 @@ channels, and takes what the reductions do not.
 from __future__ import annotations
 
 import bisect
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any
 
 from fxgrad.capture.activations import from_settings, gate_of, units_of
@@ -30,11 +30,13 @@ def wanted(plan: Plan, slots: Sequence[Sequence[int]], *, channels: bool) -> dic
 
 
 def unfit(
-    plan: Plan, noted: Sequence[tuple[int, int]], first_values: Sequence[int], ranges: Sequence[tuple[int, int]]
-) -> str | None:
+    plan: Plan, noted: Sequence[tuple[int, int]], first_values: Sequence[int], ranges: Sequence[tuple[int, int]],
+    same: Container[int],
+) -> str | None:  # fmt: skip
     """Why the values of such a forward cannot be measured by the native observer; None where they can.
 
-    ``noted``: pairs of value and site; ``first_values``: by operator; ``ranges``: by call, its operators.
+    ``noted``: pairs of value and site; ``first_values``: by operator; ``ranges``: by call, its operators;
+    ``same``: sites that are the very tensor of another.
     """
     for value, site in noted:
         call = plan.sites[site].call
@@ -42,6 +44,10 @@ def unfit(
             bisect.bisect_right(first_values, value) - 1 < ranges[call][0]
         ):
             return f"{plan.calls[call].key_stem} changed a value in a way that no operator returns"
+    seen = {site for _, site in noted}
+    for site, spec in enumerate(plan.sites):
+        if site not in seen and site not in same:
+            return f"no operator returns the value of {plan.calls[spec.call].key_stem}"
     for number, one in enumerate(plan.calls):
         if one.op != "call_module" and gate_of(plan.calls, number) is not None and from_settings(one):
             return f"the limits of {one.key_stem} are arguments, which may differ from call to call"

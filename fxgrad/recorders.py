@@ -61,6 +61,11 @@ class Recorders:
         why = self._unwanted() or self._unfit(recording)
         return (self._native, "every operator was that of a known course") if why is None else (None, why)
 
+    def rename(self, recording: Recording) -> None:
+        """Before a flow is read: name a call that left the known courses as well as can be by now."""
+        if self._native is not None:
+            self._native.rename(recording)
+
     def _unwanted(self) -> str | None:
         options = self._options
         if options.capture == "eager":

@@ -57,7 +57,11 @@ class ModuleMap:
     def use(self, library: Any) -> None:
         """Look at the registries in C++ from here on."""
         self._library = library
-        self._quick = library.Registries(self._structure)
+        self._hasten()
+
+    def _hasten(self) -> None:
+        plain = all(isinstance(registry, dict) for registry, _ in self._structure)  # a scripted module's are not
+        self._quick = self._library.Registries(self._structure) if plain else None
 
     def _build(self) -> None:
         self.places = {}
@@ -83,7 +87,7 @@ class ModuleMap:
         if structure != self.structure:
             self.structure = structure
         if self._library is not None:
-            self._quick = self._library.Registries(self._structure)
+            self._hasten()
 
     def refresh(self) -> bool:
         """Rebuild if a module, parameter or buffer was added, removed or swapped; whether that was so."""

@@ -40,13 +40,14 @@ class Recording:
         accumulating: whether a parameter had a gradient when the forward began; None where unknown.
         slots: by slot of the native recorder, the sites that it is; None where Python hooks write.
         sizes: of the values behind the slots.
+        deviation: how the call left the courses that the native recorder knew; None where it didn't.
         written: the statistics of the values that were taken in C++, if any.
         record: what C++ hooks of probes write to, a slot for each site; None where the hooks are Python's.
         recomputed: whether a part of the forward runs again in the backward pass, under the Python recorder.
     """
 
     __slots__ = (
-        "__weakref__", "accumulating", "computed", "differentiated", "edges", "escalated", "expected", "leaves",
+        "__weakref__", "accumulating", "computed", "deviation", "differentiated", "edges", "escalated", "expected", "leaves",
         "not_required", "number", "parameters", "part", "partial", "places", "plan", "recomputed", "record", "report",
         "rewriting", "same", "shapes", "sink", "sizes", "slots", "task", "unprobed", "untold", "values", "window", "written",
     )  # fmt: skip
@@ -80,6 +81,7 @@ class Recording:
         self.sizes: Any = None
         self.record: Any = None
         self.written: Any = None
+        self.deviation: Any = None
         self.recomputed = False
 
     def shape_of(self, site: int) -> tuple[int, ...] | None:

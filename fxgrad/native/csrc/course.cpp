@@ -16,12 +16,12 @@ int32_t Courses::begun(int32_t node, const char* name, bool mode, const std::vec
   return -1;
 }
 
-int32_t Courses::ended(int32_t begun, const std::vector<uint16_t>& outputs) const {
+int32_t Courses::ended(int32_t begun, const Step& ended) const {
   const Node& first = at(begun);
-  if (first.step.outputs == outputs) return begun;
+  if (first.step.returned_like(ended)) return begun;
   for (const int32_t next : at(first.parent).next) {
     const Step& step = at(next).step;
-    if (step.outputs == outputs && step.begins_like(first.step.name.c_str(), first.step.grad_mode, first.step.sources)) {
+    if (step.returned_like(ended) && step.begins_like(first.step.name.c_str(), first.step.grad_mode, first.step.sources)) {
       return next;
     }
   }
@@ -30,7 +30,7 @@ int32_t Courses::ended(int32_t begun, const std::vector<uint16_t>& outputs) cons
 
 int32_t Courses::child(int32_t node, const Step& step) const {
   const int32_t found = begun(node, step.name.c_str(), step.grad_mode, step.sources);
-  return found < 0 ? -1 : ended(found, step.outputs);
+  return found < 0 ? -1 : ended(found, step);
 }
 
 int32_t Courses::add(const std::vector<Step>& steps, std::vector<int32_t> first_values, int32_t values, int32_t plan) {

@@ -25,8 +25,10 @@ struct Step {
   bool grad_mode = true;
   std::vector<int32_t> sources;
   std::vector<uint16_t> outputs;  // of each tensor returned: dtype * 2 + requires grad
-  std::vector<int32_t> plain;     // by tensor taken, the value that it is where it requires no gradient, else -1
+  std::vector<int32_t> taken;     // by tensor taken, the number of the value that it is; -1 for what has none
+  std::vector<int32_t> given;     // the same by tensor returned
 
+  bool returned_like(const Step& other) const { return outputs == other.outputs && given == other.given; }
   bool begins_like(const char* other, bool mode, const std::vector<int32_t>& from) const;
 };
 
@@ -45,9 +47,9 @@ class Courses {
   const Node& at(int32_t node) const { return nodes_[static_cast<size_t>(node)]; }
   size_t size() const { return nodes_.size(); }
 
-  // The step behind `node` that begins so, and among those the one that returned `outputs`; -1 where there is none.
+  // The step behind `node` that begins so, and among those the one that returned the same; -1 where there is none.
   int32_t begun(int32_t node, const char* name, bool mode, const std::vector<int32_t>& sources) const;
-  int32_t ended(int32_t begun, const std::vector<uint16_t>& outputs) const;
+  int32_t ended(int32_t begun, const Step& step) const;
 
   // Adds a course of so many `values`; `first_values` counts those that appeared before each step.  The plan that ends there: `plan`, or an
   // earlier one that ran the very same steps.

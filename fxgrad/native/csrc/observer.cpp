@@ -227,7 +227,8 @@ void Forward::open(const char* name, bool grad_mode) {
   step_.name = name;
   step_.grad_mode = grad_mode;
   step_.sources.clear();
-  step_.plain.clear();
+  step_.taken.clear();
+  step_.given.clear();
   step_.outputs.clear();
   found_.clear();
   first_ = values_;
@@ -239,7 +240,7 @@ void Forward::open(const char* name, bool grad_mode) {
 void Forward::close() {
   if (differs_at < 0 && !learning_) {
     if (begun_ < 0) begun_ = courses_->begun(node_, step_.name.c_str(), step_.grad_mode, step_.sources);
-    const int32_t known = begun_ < 0 ? -1 : courses_->ended(begun_, step_.outputs);
+    const int32_t known = begun_ < 0 ? -1 : courses_->ended(begun_, step_);
     if (known < 0) {
       differ();
     } else {
@@ -274,7 +275,7 @@ int32_t Forward::find(const at::Tensor& tensor) const {
 void Forward::take(const at::Tensor& tensor) {
   const int32_t from = source(tensor);
   step_.sources.push_back(from);
-  step_.plain.push_back(from == kNoGradient ? find_plain(tensor) : -1);
+  step_.taken.push_back(from == kNoGradient ? find_plain(tensor) : from == kExternal ? values_ - 1 : std::max(from, -1));
 }
 
 int32_t Forward::find_plain(const at::Tensor& tensor) const {
@@ -296,11 +297,18 @@ int32_t Forward::source(const at::Tensor& tensor) {
 void Forward::returned(const at::Tensor& tensor) {
   const bool requires_grad = tensor.requires_grad();
   step_.outputs.push_back(static_cast<uint16_t>(static_cast<int>(tensor.scalar_type()) * 2 + (requires_grad ? 1 : 0)));
+  int32_t number = -1;
   if (requires_grad && step_.grad_mode) {
-    if (find(tensor) == -1) discover(tensor);
+    number = find(tensor);
+    if (number == -1) {
+      discover(tensor);
+      number = values_ - 1;
+    }
   } else if (at::isFloatingType(tensor.scalar_type()) || at::isComplexType(tensor.scalar_type())) {
     number_plain(tensor);
+    number = values_ - 1;
   }
+  step_.given.push_back(std::max(number, -1));
 }
 
 // A value without a gradient has a number too: its shape is told, and perhaps its statistics.

@@ -14,7 +14,8 @@ void bind_observer(py::module_& module) {
       .def_readonly("grad_mode", &Step::grad_mode)
       .def_readonly("sources", &Step::sources)
       .def_readonly("outputs", &Step::outputs)
-      .def_readonly("plain", &Step::plain)
+      .def_readonly("taken", &Step::taken)
+      .def_readonly("given", &Step::given)
       .def("dtypes", [](const Step& step) {
         std::vector<at::ScalarType> found;
         for (const uint16_t output : step.outputs) found.push_back(static_cast<at::ScalarType>(output / 2));
