@@ -7,25 +7,22 @@ a call leaves all known courses it is still measured whole, and named by ``devia
 
 from __future__ import annotations
 
-import contextlib
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fxgrad.capture.calls import named_arguments
 from fxgrad.capture.captured import Plan
 from fxgrad.capture.eager import Session
 from fxgrad.capture.modules import ModuleMap
-from fxgrad.deviation import Deviation, Finder, Found, Where, by_operator
+from fxgrad.deviation import Deviation, Found, Where, by_operator
 from fxgrad.instrumentation.edges import EdgeNotes, hook_edges
-from fxgrad.instrumentation.leaves import Entry
 from fxgrad.instrumentation.recording import Recording
 from fxgrad.native_edges import pieces_of
 from fxgrad.native_values import unfit, wanted
+from fxgrad.observed import Following, Learning, Prepared, input_tensors
 from fxgrad.record.native import LEVELS
 from fxgrad.schema import Level
 from fxgrad.structure import tensors_in
@@ -164,7 +161,7 @@ class Observer:
 
         ``call`` runs it, under the session that what it is given makes.
         """
-        run = _Learning(self, prepared.inputs)
+        run = Learning(self, prepared.inputs)
         try:
             result = call(run.session)
             with without_torch_function(), run.noting():
@@ -232,7 +229,7 @@ class Observer:
 
     def follow(self, recording: Recording, forward: Callable[[], Any], prepared: Prepared) -> Any:
         """Run a call under the observer alone; an error of ours leaves the call without a record."""
-        run = _Following(self, recording)
+        run = Following(self, recording)
         recording.slots = ()  # no Python hooks
         with run.noting(), without_torch_function():
             self._set_levels()
@@ -263,7 +260,7 @@ class Observer:
             _use(recording, Found(course.plan, course.slots, course.not_required, course.same))
             recording.untold = set(course.untold)
 
-    def _arrived(self, recording: Recording, run: _Following) -> None:
+    def _arrived(self, recording: Recording, run: Following) -> None:
         number = run.native.plan
         self._latest = [*self._latest[1 - _PATIENCE :], number < 0]
         recording.computed = True
@@ -301,123 +298,7 @@ def _named_alike(one: Course, other: Course) -> bool:
     return stems[0] == stems[1] and one.slots == other.slots
 
 
-class _Nobody:
-    """The owner of a record that is never written to: the Python recorder has the hooks."""
-
-
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """A call that is about to run: its tensors, what its course is known to depend on, and why it has to be learnt."""
-
-    inputs: list[tuple[str, Tensor]]
-    kind: Any
-    learning: str | None
-
-
-class _Run:
-    """One call with the observer on it.  Errors of ours are noted, never raised."""
-
-    def __init__(self, modules: ModuleMap) -> None:
-        self.native: Any = None
-        self.where: list[Where | None] = []
-        self.error: Exception | str | None = None
-        self._modules = modules
-        self._finder: Finder | None = None
-
-    @contextlib.contextmanager
-    def noting(self) -> Iterator[None]:
-        """Note what is raised inside, and what the observer noted itself."""
-        try:
-            yield
-        except Exception as error:  # noqa: BLE001  # the user's forward must go on
-            self.error = self.error or error
-        if self.native is not None and self.native.failed:
-            self.error = self.error or self.native.failed
-
-    def start(self, inputs: Sequence[tuple[str, Tensor]]) -> None:
-        """From here on operators are seen."""
-        self.native.on_step = self._step
-        self.native.begin(_words(inputs), [tensor for _, tensor in inputs])
-
-    def leave(self) -> None:
-        """Operators are no longer seen."""
-        if self._finder is not None:
-            self._finder.done()
-        if self.native is not None:
-            with self.noting():
-                self.native.leave()
-                self.native.on_step = self.native.on_leaf = self.native.on_value = None  # a circle that no collector sees
-
-    def _step(self, _: str) -> None:
-        with self.noting():
-            if self._finder is None:
-                self._finder = Finder(self._modules)
-            self.where.append(self._finder.find(sys._getframe(1)))  # noqa: SLF001  # inspect.stack() reads source files
-
-
-class _Learning(_Run):
-    """One call under the Python recorder, with the observer beside it."""
-
-    def __init__(self, observer: Observer, inputs: Sequence[tuple[str, Tensor]]) -> None:
-        super().__init__(observer.modules)
-        self.sessions: list[Session] = []
-        with self.noting(), without_torch_function():
-            record = observer.extension.Record(_Nobody(), observer.level)
-            self.native = observer.forward(record, learning=True)
-            self.start(inputs)
-
-    def session(self, modules: ModuleMap, recording: Any, put: Callable[..., Any], previous: Plan | None) -> Session:
-        """The session of the Python recorder."""
-        beside = self.native if self.error is None else None
-        self.sessions.append(Session(modules, recording, put, previous, beside))
-        return self.sessions[-1]
-
-
-class _Following(_Run):
-    """One call under the observer alone."""
-
-    def __init__(self, observer: Observer, recording: Recording) -> None:
-        super().__init__(observer.modules)
-        self.recording = recording
-        self.record: Any = None
-        self._courses = observer.courses
-        self._leaves: list[tuple[int, Entry, Tensor]] = []
-
-    def begin(self, observer: Observer, inputs: Sequence[tuple[str, Tensor]]) -> None:
-        """Before the model's forward runs."""
-        self.record = observer.extension.Record(self.recording, observer.level)
-        self.native = observer.forward(self.record, learning=False)
-        self.native.on_leaf = self._leaf
-        if self.recording.values is not None:
-            self.record.take_values(observer.extension.Level(LEVELS[self.recording.values.taken.level]))
-            self.native.on_value = self._value
-        self.start(inputs)
-
-    def _value(self, value: Tensor, slot: int) -> None:
-        """A value at which Python has to look; the course so far is that of the one that is nearby."""
-        with self.noting(), without_torch_function():
-            if self.native.differs_at < 0:
-                course = self._courses[self.native.plan_nearby]
-                site = course.slots[slot][0]
-                self.recording.values.shown(course.plan.calls, course.plan.sites[site].call, value, site)
-
-    def _leaf(self, leaf: Tensor, value: int) -> None:
-        with self.noting(), without_torch_function():
-            self._leaves.append((value, self.recording.leaves.of(leaf).add(self.recording, -1), leaf))
-
-    def settle_leaves(self) -> None:
-        """Give the hooks on leaf tensors their sites, now that these are known."""
-        slots = self.recording.slots or ()
-        for value, entry, leaf in self._leaves:
-            sites = slots[value] if value < len(slots) else ()
-            if sites:
-                entry.index = sites[0]
-            for site in sites[1:]:
-                self.recording.leaves.of(leaf).add(self.recording, site)
-        self._leaves.clear()
-
-
-def _hook_edges(notes: EdgeNotes, recording: Recording, run: _Following, course: Course) -> None:
+def _hook_edges(notes: EdgeNotes, recording: Recording, run: Following, course: Course) -> None:
     edges = course.plan.fan_out
     start = len(course.plan.sites)
     notes.unmeasured = dict(course.unmeasured)
@@ -430,22 +311,9 @@ def _hook_edges(notes: EdgeNotes, recording: Recording, run: _Following, course:
     )  # fmt: skip
 
 
-def _search_edges(notes: EdgeNotes, recording: Recording, run: _Following) -> None:
+def _search_edges(notes: EdgeNotes, recording: Recording, run: Following) -> None:
     """In a call whose course is not known, edges are found as after one under the Python recorder."""
     for slot, place in enumerate(run.native.places()):
         for site in (recording.slots or ())[slot] if place is not None else ():
             notes.at[site] = place
     hook_edges(recording)
-
-
-def _words(inputs: Sequence[tuple[str, Tensor]]) -> str:
-    return "inputs " + " ".join(name for name, _ in inputs)
-
-
-def input_tensors(args: tuple[Any, ...], kwargs: dict[str, Any], names: list[str]) -> list[tuple[str, Tensor]]:
-    """The tensors among the arguments of a call, with the names of their placeholders."""
-    return [
-        (name + position, tensor)
-        for name, value in named_arguments(args, kwargs, names)
-        for position, tensor in tensors_in(value)
-    ]

@@ -29,9 +29,9 @@ _EXTERNAL = -2  # a source that no operator made, as the observer marks it
 class Where(NamedTuple):
     """From where an operator was called.
 
-    ``path`` and ``type`` of the innermost module (of the leaf, if it is inside of one); ``call``: operators with the same
-    number ran in one call of a leaf; ``source``: the line of the user's; ``chain``: all modules around it, the innermost
-    first.
+    ``path`` and ``type`` of the innermost module (of the leaf, if it is inside of one); ``call``: operators with the
+    same number ran in one call of a leaf; ``source``: the line of the user's; ``chain``: all modules around it, the
+    innermost first.
     """
 
     path: str

@@ -178,7 +178,6 @@ class Engine:
 
     def _begin(self, rules: NodeRules | None, *, observe: bool) -> Recording:
         self.recorder.settle()
-        self._release_finished()
         self.modules.refresh()
         self._recorders.prepare()
         expected = len(self._previous.sites) + len(self._previous.fan_out) if self._previous is not None else 0

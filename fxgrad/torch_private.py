@@ -348,9 +348,8 @@ def module_called_in(frame: types.FrameType) -> Any:
 
 
 def compiled_autograd_on() -> bool:
-    """Whether backward passes may be compiled (``torch._dynamo.compiled_autograd``), which takes Python hooks only.
+    """Whether backward passes are compiled now (``torch._dynamo.compiled_autograd``), which takes Python hooks only.
 
-    Where the names are missing, such passes are not recorded by C++ hooks: their sites are told as not reached.
+    Where the name is missing, such passes are not recorded by C++ hooks: their sites are told as not reached.
     """
-    running = getattr(sys.modules.get("torch._dynamo.compiled_autograd"), "compiled_autograd_enabled", False)
-    return bool(running or getattr(sys.modules.get("torch._dynamo.config"), "compiled_autograd", False))
+    return bool(getattr(sys.modules.get("torch._dynamo.compiled_autograd"), "compiled_autograd_enabled", False))

@@ -47,9 +47,10 @@ class Recording:
     """
 
     __slots__ = (
-        "__weakref__", "accumulating", "computed", "deviation", "differentiated", "edges", "escalated", "expected", "leaves",
-        "not_required", "number", "parameters", "part", "partial", "places", "plan", "recomputed", "record", "report",
-        "rewriting", "same", "shapes", "sink", "sizes", "slots", "task", "unprobed", "untold", "values", "window", "written",
+        "__weakref__", "accumulating", "computed", "deviation", "differentiated", "edges", "escalated", "expected",
+        "leaves", "not_required", "number", "parameters", "part", "partial", "places", "plan", "recomputed", "record",
+        "report", "rewriting", "same", "shapes", "sink", "sizes", "slots", "task", "unprobed", "untold", "values",
+        "window", "written",
     )  # fmt: skip
 
     def __init__(self, sink: Any, number: int, expected: int) -> None:

@@ -31,9 +31,12 @@ class Watched:
         return [flow.capture.recorder if flow is not None else "none" for flow in self.flows]
 
     def word(self, step: int) -> str:
-        """Which recorder, and whether the call took a course never seen (the next one says so)."""
-        new = "took a new course" in "".join(self.reasons[step + 1 : step + 2])
-        return self.recorders[step] + ", new course" * new
+        """Which recorder, and whether the call took a course never seen."""
+        return self.recorders[step] + ", new course" * self.new(step)
+
+    def new(self, step: int) -> bool:
+        """Whether the call left all courses that were known then."""
+        return self.reasons[step].startswith("left the known courses")
 
     @property
     def reasons(self) -> list[str]:
@@ -72,7 +75,10 @@ def differences(
         if seen is None or known is None:
             found += [f"step {step}: a flow is missing"] if seen is not known else []
             continue
-        found += [f"step {step} ({got.word(step)}): {words}" for words in flow_differences(seen, known)]
+        found += [
+            f"step {step} ({got.word(step)}): {words}"
+            for words in (new_course if got.new(step) else flow_differences)(seen, known)
+        ]
     return found, got
 
 
@@ -165,7 +171,10 @@ def acted(
     for step, (one, other) in enumerate(zip(got.flows, want.flows, strict=True)):
         assert one is not None
         assert other is not None
-        wrong += [f"step {step} ({got.word(step)}): {words}" for words in flow_differences(one, other)]
+        wrong += [
+            f"step {step} ({got.word(step)}): {words}"
+            for words in (new_course if got.new(step) else flow_differences)(one, other)
+        ]
     return wrong, got
 
 
@@ -173,7 +182,18 @@ def _equal(one: Any, other: Any) -> bool:
     return torch.equal(one, other) if isinstance(one, Tensor) else bool(one == other)
 
 
-def beyond_nodes(found: list[str]) -> list[str]:
-    """What differs beside what a call on a course never seen cannot know: settings, and uses of integers."""
-    unknown = (": node Node(", "): module calls", "): edges:", "): blind spots")
-    return [words for words in found if "new course" not in words or not any(word in words for word in unknown)]
+def new_course(got: GradientFlow, want: GradientFlow) -> Iterator[str]:
+    """In which facts a call on a course never seen is wrong: it is named by its operators, and everything has a name.
+
+    What its leaf modules returned, and its parameters, are those of the Python recorder; an operator is a node.
+    """
+    known = {site.id: site for site in want.sites if site.node.op == "call_module"}
+    for site in got.sites:
+        if site.id in known:
+            yield from _statistics(site.id, site.statistics, known[site.id].statistics)
+    seen = {site.id for site in got.sites}
+    quiet = {site.id for site in known.values() if site.derived_from is not None}  # they ran no operator
+    for name in sorted(known.keys() - seen - quiet):
+        yield f"no site {name}"
+    for record, other in zip(got.parameters, want.parameters, strict=True):
+        yield from _statistics(f"parameter {record.name}", record.statistics, other.statistics)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import fxgrad
-from tests.native.parity import acted, beyond_nodes
+from tests.native.parity import acted
 
 pytestmark = [pytest.mark.usefixtures("recorder"), pytest.mark.filterwarnings("ignore")]
 Act = Callable[[nn.Module, int], Any]
@@ -181,13 +181,11 @@ def test_what_changes_between_calls(name: str, options: dict[str, Any]) -> None:
 
 def test_a_branch_that_was_never_seen_is_named_after_its_operators() -> None:
     found, native = acted(Net, branch, steps=6)
-    assert native.recorders == ["python", "native", "native", "python", "native", "native"]
-    assert beyond_nodes(found) == []  # their arguments are not seen
-    assert found
-    assert all("step 2" in words for words in found)  # later it is known
+    assert native.recorders == ["python", "native", "native", "python", "python", "python"]
+    assert found == []
     flow = native.flows[2]
     assert flow is not None
-    assert {"/sin", "/mean", "/mul", "blocks.3.0", "drop"} <= {site.id for site in flow.sites}
+    assert {"/sin", "/mean", "/mul", "blocks.3.0"} <= {site.id for site in flow.sites}
 
 
 # ---- kinds of models -----------------------------------------------------------------------------------------------
