@@ -4,4 +4,4 @@ from __future__ import annotations
 
 from typing import Any
 
-WATCH: dict[str, Any] = {"capture": "eager"}
+WATCH: dict[str, Any] = {}
