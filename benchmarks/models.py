@@ -124,7 +124,7 @@ def _made(case: Case) -> Built:
 _CPU = (
     *_SMALL,
     Case("resnet50", "ResNet-50, 2x3x224x224", _torchvision("resnet50", 2, 3, 224, 224), large=True),
-    Case("gpt2", "GPT-2 small, 1x64 tokens", _gpt2(1, 64), large=True),
+    Case("gpt2", "GPT-2 small, 2x256 tokens", _gpt2(2, 256), large=True),
 )
 _CUDA = (
     Case("resnet50", "ResNet-50, 64x3x224x224, bf16", _torchvision("resnet50", 64, 3, 224, 224), torch.bfloat16,

@@ -139,6 +139,8 @@ OURS = (
     _watched("norm", "watch, `norm`", statistics="norm"),
     _watched("full", "watch, `full`", statistics="full"),
     _watched("norm_edge", "watch, `norm`, edge sites", statistics="norm", sites="edge"),
+    _watched("norm_forward", "watch, `norm`, forward statistics", statistics="norm", forward=True),
+    _watched("norm_python", "watch, `norm`, Python recorder", statistics="norm", native=False),
     _watched("full_edge", "watch, `full`, edge sites", statistics="full", sites="edge"),
     Configuration("graph_norm", "graph module, `norm`", partial(Traced, statistics="norm"), "ours"),
     Configuration("graph_full", "graph module, `full`", partial(Traced, statistics="full"), "ours"),
