@@ -72,7 +72,6 @@ class Observer:
         modules: the model's paths.
         level: statistics level.
         edges: whether edge sites are measured.
-        channels: whether gradients are measured unit by unit.
 
     Attributes:
         extension, modules, level: as given; the level as the extension has it.
@@ -80,13 +79,12 @@ class Observer:
     """
 
     def __init__(
-        self, extension: Any, modules: ModuleMap, level: Level, *, edges: bool, channels: bool = False
+        self, extension: Any, modules: ModuleMap, level: Level, *, edges: bool
     ) -> None:  # fmt: skip
         self.extension = extension
         self.modules = modules
         self.level = extension.Level(LEVELS[level])
         self._edges = edges
-        self._channels = channels
         self._model = extension.Model()
         self.courses: list[Course] = []
         self._kinds: set[Any] = set()
@@ -200,7 +198,7 @@ class Observer:
             return
         if recording.values is not None:
             self.refused = unfit(plan, forward.noted, forward.first_values, session.ranges, recording.same)
-            course.shown = wanted(plan, course.slots, channels=self._channels)
+            course.shown = wanted(plan, course.slots)
         self.courses.append(course)
         if self._edges:
             course.pieces, course.unmeasured = pieces_of(recording, forward, self.extension.Piece)

@@ -26,6 +26,14 @@ if TYPE_CHECKING:
 _EXTERNAL = -2  # a source that no operator made, as the observer marks it
 
 
+class Around(NamedTuple):
+    """A module that an operator ran in.  Not the module itself: one that is replaced is to go."""
+
+    path: str
+    type: str
+    leaf: bool
+
+
 class Where(NamedTuple):
     """From where an operator was called.
 
@@ -39,7 +47,7 @@ class Where(NamedTuple):
     leaf: bool
     call: int
     source: str | None
-    chain: tuple[Place, ...]
+    chain: tuple[Around, ...]
 
 
 class Finder:
@@ -76,7 +84,7 @@ class Finder:
         if leaf is None or places[leaf][1] is not self._frame:
             self._calls += 1
             self._frame = None if leaf is None else places[leaf][1]
-        chain = tuple(place for place, _ in places[leaf or 0 :])
+        chain = tuple(Around(place.path, place.type, place.leaf) for place, _ in places[leaf or 0 :])
         if not chain:
             return Where("", type(self._modules.root).__name__, leaf=False, call=self._calls, source=source, chain=())
         return Where(chain[0].path, chain[0].type, leaf is not None, self._calls, source, chain)
@@ -162,7 +170,7 @@ class _Rebuilt:
 
     deviation: Deviation
     calls: list[Call] = field(default_factory=list)
-    chains: list[tuple[Place, ...]] = field(default_factory=list)
+    chains: list[tuple[Around, ...]] = field(default_factory=list)
     refs: dict[int, Ref] = field(default_factory=dict)  # by value, its latest name
     names: dict[int, list[Ref]] = field(default_factory=dict)  # by value, all that it is
 
@@ -299,7 +307,7 @@ class _Rebuilt:
                     break
                 yield self._span(place, number, users)
 
-    def _span(self, place: Place, last: int, users: Mapping[Ref, list[int]]) -> ModuleSpan:
+    def _span(self, place: Around, last: int, users: Mapping[Ref, list[int]]) -> ModuleSpan:
         """The call of a module that ended with call number ``last``."""
         first = last
         while not place.leaf and first and place in self.chains[first - 1]:

@@ -68,7 +68,6 @@ class Forward:
         with _unseen(), contextlib.suppress(Exception):  # whatever a strange tensor cannot do
             if not self.taken.library_takes(tensor):
                 self.taken.take(site, tensor)
-            self._hook_channels(calls[number], [tensor], [site])
             gate = _gate(calls, number)
             if gate is not None:
                 self._count(gate, tensor, site, None)

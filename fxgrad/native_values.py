@@ -1,7 +1,7 @@
 """Forward statistics under the native observer: which values Python has to look at, and what it finds there.
 
-The statistics themselves are taken in C++ as each operator ends.  Python counts the active units of activations, hooks
-channels, and takes what the reductions do not.
+The statistics themselves are taken in C++ as each operator ends.  Python counts the active units of activations,
+and takes what the reductions do not.
 """
 
 from __future__ import annotations
@@ -10,21 +10,20 @@ import bisect
 from collections.abc import Container, Sequence
 from typing import Any
 
-from fxgrad.capture.activations import from_settings, gate_of, units_of
+from fxgrad.capture.activations import from_settings, gate_of
 from fxgrad.capture.captured import Plan
 from fxgrad.record.recorder import Kept
 
 TAKE, SHOW = 4, 8  # as the extension marks what it takes the statistics of, and what it shows to Python
 
 
-def wanted(plan: Plan, slots: Sequence[Sequence[int]], *, channels: bool) -> dict[int, int]:
+def wanted(plan: Plan, slots: Sequence[Sequence[int]]) -> dict[int, int]:
     """By value, whether its statistics are taken and whether Python looks at it."""
     found = {}
     for value, sites in enumerate(slots):
         if sites:
             number = plan.sites[sites[0]].call
             shown = gate_of(plan.calls, number) is not None
-            shown |= channels and units_of(plan.calls[number]) is not None
             found[value] = TAKE | (SHOW if shown else 0)
     return found
 

@@ -12,13 +12,13 @@ from torch.utils.hooks import RemovableHandle
 from fxgrad.record.native import LEVELS
 from fxgrad.record.recorder import Recorder
 from fxgrad.schema import Level
-from fxgrad.torch_private import forget_empty_hooks
+from fxgrad.torch_private import forget_empty_hooks, referenced
 
 
 class _Known(NamedTuple):
-    """A parameter that was seen: its number, for as long as it lives."""
+    """A parameter that was seen, and its number.  No weak reference: torch refuses to swap a tensor that has one."""
 
-    tensor: weakref.ref[Tensor]
+    tensor: Tensor
     number: int
 
 
@@ -35,6 +35,8 @@ class ParameterHooks:
         self.lazy = False  # whether some were still without a shape
         self._raised: set[int] = set()
         self._latest: Any = None
+        self._seen: list[tuple[tuple[str, ...], Tensor]] = []
+        self._gone = False  # whether some have left the model
         self._tensors: list[Tensor] = []
         self._listed: list[tuple[int, tuple[str, ...], Tensor]] = []
         self.trained = b""  # by parameter, whether it requires a gradient, where that is asked in C++
@@ -48,11 +50,14 @@ class ParameterHooks:
         record = extension.Record(owner, kind)
         self._sink.parameters.sizes = record.shapes
         self._native = _Native(record, extension.LeafHooks(record), extension, kind)
-        self._sink.parameters.lost = self._native.hooks.lost
+        hooks = self._native.hooks
+        self._sink.parameters.lost = lambda: hooks.lost(self._leaves())
 
     def refresh(self, parameters: list[tuple[tuple[str, ...], Tensor]]) -> list[tuple[int, tuple[str, ...], Tensor]]:
         """Hook what has begun to require a gradient since; the parameters with their numbers."""
         native = self._native
+        if self._gone:
+            self._sweep()
         if native is not None and self._unchanged(native, parameters):
             self._refresh_native(native)
             return self._listed
@@ -65,6 +70,8 @@ class ParameterHooks:
                 self._hooked[number] = self._hook(parameter, number)
             listed.append((number, names, parameter))
         self._sink.parameters.expected = self._count
+        self._seen = parameters
+        self._gone = len(self._known) > len(parameters)
         if native is not None:
             self._refresh_native(native)
             self._latest = None if self.lazy else parameters
@@ -82,45 +89,43 @@ class ParameterHooks:
 
     def _refresh_native(self, native: _Native) -> None:
         """Put back what torch cleared; what ``norm`` could not tell is measured at ``full``."""
-        native.hooks.mend()
+        native.hooks.mend(self._leaves())
         escalated = self._sink.escalated
         if escalated != self._raised and native.kind == native.extension.Level.norm:
             self._raised = set(escalated)
-            native.hooks.set_levels(sorted(escalated), native.extension.Level.full)
+            native.hooks.set_levels(self._leaves(), sorted(escalated), native.extension.Level.full)
 
     def _number(self, parameter: Tensor) -> int:
-        key = id(parameter)
-        known = self._known.get(key)
-        if known is not None and known.tensor() is parameter:
-            return known.number
+        known = self._known.get(id(parameter))
         if known is not None:
-            self._gone(key, known)
+            return known.number
         if self._free:
             number = self._free.pop()
         else:
             number, self._count = self._count, self._count + 1
-        ref = weakref.ref(parameter, lambda ref: self._died(key, ref))
-        self._known[key] = _Known(ref, number)
-        self._sink.parameters.tensors[number] = ref
+        self._known[id(parameter)] = _Known(parameter, number)
+        self._sink.parameters.tensors[number] = parameter
         return number
 
-    def _died(self, key: int, ref: weakref.ref[Tensor]) -> None:
-        known = self._known.get(key)
-        if known is not None and known.tensor is ref:
-            self._gone(key, known)
-
-    def _gone(self, key: int, known: _Known) -> None:
-        del self._known[key]
-        self._hooked.pop(known.number, None)
-        self._sink.parameters.tensors.pop(known.number, None)
-        self._free.append(known.number)
+    def _sweep(self) -> None:
+        """Take the hooks off those that left the model and that nobody holds any more, and give up their numbers."""
+        present = {id(parameter) for _, parameter in self._seen}
+        for key in [key for key in self._known if key not in present]:
+            known = self._known.pop(key)
+            if referenced(known.tensor):
+                self._known[key] = known
+                continue
+            self._unhook(known)
+            self._sink.parameters.tensors.pop(known.number, None)
+            self._free.append(known.number)
+        self._gone = len(self._known) > len(present)
 
     def _hook(self, parameter: Tensor, number: int) -> RemovableHandle | None:
         native = self._native
         if native is None:
             return parameter.register_hook(self._sink.hook(self._sink.parameters, number))  # type: ignore[no-untyped-call, no-any-return]
         native.record.shapes.set(number, list(parameter.shape))
-        native.hooks.put(parameter, number, native.kind)
+        native.hooks.put(number, parameter, native.kind)
         return None
 
     @property
@@ -130,16 +135,22 @@ class ParameterHooks:
 
     def remove(self) -> None:
         """Take all hooks off."""
-        tensors = {known.number: known.tensor() for known in self._known.values()}
-        for number, handle in self._hooked.items():
-            parameter = tensors.get(number)
-            if handle is not None and parameter is not None:
-                handle.remove()
-                forget_empty_hooks(parameter)
-        self._hooked.clear()
+        for known in self._known.values():
+            self._unhook(known)
         self._latest = None
-        if self._native is not None:
-            self._native.hooks.remove()
+
+    def _unhook(self, known: _Known) -> None:
+        if known.number not in self._hooked:
+            return
+        handle = self._hooked.pop(known.number)
+        if handle is not None:
+            handle.remove()
+            forget_empty_hooks(known.tensor)
+        elif self._native is not None:
+            self._native.hooks.remove([(known.number, known.tensor)])
+
+    def _leaves(self) -> list[tuple[int, Tensor]]:
+        return [(known.number, known.tensor) for known in self._known.values() if known.number in self._hooked]
 
 
 class _Native(NamedTuple):

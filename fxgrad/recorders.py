@@ -41,7 +41,7 @@ class Recorders:
         found = self._recorder.library
         if found is not None:
             edges = options.sites == "edge"
-            self._native = Observer(found, self._modules, options.level, edges=edges, channels=options.channels)
+            self._native = Observer(found, self._modules, options.level, edges=edges)
             self._parameters.use(found, options.level)
             self._modules.use(found)
 
@@ -79,6 +79,8 @@ class Recorders:
             return self._why()
         if recording.rewriting is not None:
             return "rewrite rules act where Python hooks are"
+        if recording.values is not None and self._options.channels:
+            return "channels are measured where Python hooks are"
         if compiled_autograd_on():
             return "compiled autograd knows Python hooks only"
         return self._native.refused

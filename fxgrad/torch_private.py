@@ -353,3 +353,15 @@ def compiled_autograd_on() -> bool:
     Where the name is missing, such passes are not recorded by C++ hooks: their sites are told as not reached.
     """
     return bool(getattr(sys.modules.get("torch._dynamo.compiled_autograd"), "compiled_autograd_enabled", False))
+
+
+def referenced(tensor: Tensor) -> bool:
+    """Whether anything but the caller's two references (a container, a variable) holds a tensor: Python or autograd.
+
+    ``Tensor._use_count`` counts what C++ holds, such as a graph; where it is missing, the answer is always yes.
+    """
+    count = getattr(tensor, "_use_count", None)
+    return count is None or sys.getrefcount(tensor) > _UNHELD or count() > 1
+
+
+_UNHELD = 4  # references: the caller's two, the parameter above, and that of ``getrefcount``

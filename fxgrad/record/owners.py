@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -47,17 +46,15 @@ class Parameters:
         self.lost: Callable[[], list[int]] = list  # which C++ hooks torch has cleared since
         self.slots = None  # the native recorder's are the parameters' numbers
         self.sizes: Any = None
-        self.tensors: dict[int, weakref.ref[Tensor]] = {}
+        self.tensors: dict[int, Tensor] = {}
 
     def nbytes(self, device: torch.device) -> int:
         """Of the parameters on ``device``."""
-        present = (ref() for ref in list(self.tensors.values()))
-        return sum(p.nbytes for p in present if p is not None and p.device == device and not is_lazy(p))
+        return sum(p.nbytes for p in list(self.tensors.values()) if p.device == device and not is_lazy(p))
 
     def acts(self, index: int) -> bool:
         """Whether somebody acts on a parameter's gradient once it is there, perhaps in ways torch does not count."""
-        ref = self.tensors.get(index)
-        parameter = ref() if ref is not None else None
+        parameter = self.tensors.get(index)
         return parameter is not None and acts_after_accumulation(parameter)
 
     def distrust(self) -> None:

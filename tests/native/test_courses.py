@@ -336,3 +336,21 @@ def test_a_watched_model_inside_of_another() -> None:
         flows = outer.flow(), inner.flow()
     assert [flow.capture.recorder for flow in flows] == ["native", "native"]
     assert flows[0].site("blocks.1.0").l2_norm == pytest.approx(flows[1].site("0").l2_norm, rel=1e-5)
+
+
+def test_parameters_can_be_swapped_while_they_are_watched() -> None:
+    before = torch.__future__.get_swap_module_params_on_conversion()
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        with fxgrad.watch(model) as watch:
+            for step in range(5):
+                if step == 2:
+                    model.double()
+                weight = model[0].weight
+                model.zero_grad()
+                model(torch.randn(3, 4, dtype=weight.dtype)).sum().backward()
+                record = watch.flow().parameters[0]
+                assert record.l2_norm == pytest.approx(weight.grad.norm().item(), rel=1e-5)
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(before)

@@ -321,7 +321,8 @@ void Forward::measure(const Found& found, uint8_t wanted) {
   if (shown && on_value) {
     py::gil_scoped_acquire gil;
     try {
-      on_value(found.tensor, found.number);
+      // An alias: the value has no Python object yet, and torch is to make the one that the user gets.
+      on_value(found.tensor.detach(), found.number);
     } catch (py::error_already_set& error) {
       error.restore();
       PyErr_WriteUnraisable(nullptr);

@@ -146,58 +146,54 @@ torch::autograd::variable_list SiteHook::operator()(const torch::autograd::varia
   return gradients;
 }
 
-SiteHook* LeafHooks::add(const at::Tensor& leaf, size_t slot, Level level) {
+void LeafHooks::put(size_t slot, const at::Tensor& leaf, Level level) {
   auto hook = std::make_unique<SiteHook>(record_, slot, 0, level);
-  auto* const known = hook.get();
+  put_[slot] = {hook.get(), level};
   auto& hooks = torch::autograd::impl::hooks(leaf);  // `add_hook` wants to be the only one
   hooks.insert(hooks.begin(), std::move(hook));      // before the user's, which may change the gradient
-  return known;
 }
 
-void LeafHooks::put(const at::Tensor& leaf, size_t slot, Level level) {
-  put_.push_back({c10::weak_intrusive_ptr<c10::TensorImpl>(leaf.getIntrusivePtr()), add(leaf, slot, level), slot, level});
-}
-
-bool LeafHooks::there(const at::Tensor& leaf, const Put& put) {
+const LeafHooks::Put* LeafHooks::there(size_t slot, const at::Tensor& leaf) const {
+  const auto known = put_.find(slot);
+  if (known == put_.end()) return nullptr;
   const auto& hooks = torch::autograd::impl::hooks(leaf);
-  return std::any_of(hooks.begin(), hooks.end(), [&](const auto& h) { return h.get() == put.hook; });
+  const bool found = std::any_of(hooks.begin(), hooks.end(), [&](const auto& h) { return h.get() == known->second.hook; });
+  return found ? &known->second : nullptr;
 }
 
-std::vector<size_t> LeafHooks::lost() const {
+std::vector<size_t> LeafHooks::lost(const Leaves& leaves) const {
   std::vector<size_t> found;
-  for (const auto& put : put_) {
-    const at::Tensor leaf(put.leaf.lock());
-    if (leaf.defined() && !there(leaf, put)) found.push_back(put.slot);
+  for (const auto& [slot, leaf] : leaves) {
+    if (put_.count(slot) != 0 && there(slot, leaf) == nullptr) found.push_back(slot);
   }
   return found;
 }
 
-void LeafHooks::mend() {
-  for (auto& put : put_) {
-    const at::Tensor leaf(put.leaf.lock());
-    if (!leaf.defined()) continue;
-    if (!there(leaf, put)) put.hook = add(leaf, put.slot, put.level);
+void LeafHooks::mend(const Leaves& leaves) {
+  for (const auto& [slot, leaf] : leaves) {
+    if (put_.count(slot) != 0 && there(slot, leaf) == nullptr) put(slot, leaf, put_[slot].level);
   }
 }
 
-void LeafHooks::set_levels(const std::vector<size_t>& raised, Level level) {
-  mend();  // a hook that torch took off is gone
-  for (auto& put : put_) {
-    if (put.leaf.expired()) continue;
-    put.level = std::find(raised.begin(), raised.end(), put.slot) == raised.end() ? record_->level : level;
-    put.hook->set_level(put.level);
+void LeafHooks::set_levels(const Leaves& leaves, const std::vector<size_t>& raised, Level level) {
+  mend(leaves);
+  for (const auto& [slot, leaf] : leaves) {
+    if (there(slot, leaf) == nullptr) continue;
+    Put& known = put_[slot];
+    known.level = std::find(raised.begin(), raised.end(), slot) == raised.end() ? record_->level : level;
+    known.hook->set_level(known.level);
   }
 }
 
-void LeafHooks::remove() {
-  for (const auto& put : put_) {
-    const at::Tensor leaf(put.leaf.lock());
-    if (!leaf.defined()) continue;
-    auto& hooks = torch::autograd::impl::hooks(leaf);
-    hooks.erase(std::remove_if(hooks.begin(), hooks.end(), [&](const auto& h) { return h.get() == put.hook; }),
-                hooks.end());
+void LeafHooks::remove(const Leaves& leaves) {
+  for (const auto& [slot, leaf] : leaves) {
+    if (const Put* known = there(slot, leaf)) {
+      auto& hooks = torch::autograd::impl::hooks(leaf);
+      hooks.erase(std::remove_if(hooks.begin(), hooks.end(), [&](const auto& h) { return h.get() == known->hook; }),
+                  hooks.end());
+    }
+    put_.erase(slot);
   }
-  put_.clear();
 }
 
 void hook_value(const at::Tensor& value, const std::shared_ptr<Record>& record, size_t slot, Level level) {

@@ -12,8 +12,10 @@
 
 #include <atomic>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <mutex>
+#include <utility>
 #include <vector>
 
 namespace fxgrad {
@@ -96,28 +98,28 @@ class SiteHook : public torch::autograd::FunctionPreHook {
   Level level_;
 };
 
-// The hooks on leaf tensors; they stay until they are taken off.
+// The hooks on leaf tensors; they stay until they are taken off.  No reference to a tensor is kept, not even a weak one:
+// torch refuses to swap what such a reference points to.  Whoever calls says which tensor a slot's is now.
 class LeafHooks {
  public:
+  using Leaves = std::vector<std::pair<size_t, at::Tensor>>;  // slots, and their tensors
+
   explicit LeafHooks(std::shared_ptr<Record> record) : record_(std::move(record)) {}
-  ~LeafHooks() { remove(); }
-  void put(const at::Tensor& leaf, size_t slot, Level level);
-  void mend();  // put back what went when torch cleared a tensor's hooks, as it does at the first Python hook
-  std::vector<size_t> lost() const;  // slots whose hook torch cleared
-  void set_levels(const std::vector<size_t>& raised, Level level);  // the others have the record's level
-  void remove();
+  ~LeafHooks() { record_->on.store(false); }
+  void put(size_t slot, const at::Tensor& leaf, Level level);
+  void mend(const Leaves& leaves);  // put back what torch cleared, as it does at a tensor's first Python hook
+  std::vector<size_t> lost(const Leaves& leaves) const;  // slots whose hook torch cleared
+  void set_levels(const Leaves& leaves, const std::vector<size_t>& raised, Level level);  // the others: the record's
+  void remove(const Leaves& leaves);
 
  private:
   struct Put {
-    c10::weak_intrusive_ptr<c10::TensorImpl> leaf;
     SiteHook* hook;
-    size_t slot;
     Level level;
   };
-  static bool there(const at::Tensor& leaf, const Put& put);
-  SiteHook* add(const at::Tensor& leaf, size_t slot, Level level);
+  const Put* there(size_t slot, const at::Tensor& leaf) const;
   std::shared_ptr<Record> record_;
-  std::vector<Put> put_;
+  std::map<size_t, Put> put_;
 };
 
 // Puts a hook for `slot` on the node of a value that is no leaf.
