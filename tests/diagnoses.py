@@ -31,7 +31,7 @@ def dead(key: str = "/op1", **changes) -> Finding:
         units=tuple(range(16)),
         consequences=(first,),
         backward=3,
-        docs="rules/dead.md",
+        docs="findings/dead.md",
     )
     return Finding(**(facts | changes))  # type: ignore[arg-type]
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from fxgrad.diagnosis.engine import DEFAULT_RULES, diagnose
-from fxgrad.diagnosis.rule import Draft, Evidence, LackingError, Rule
+from fxgrad.diagnosis.check import Check, Draft, Evidence, LackingError
+from fxgrad.diagnosis.engine import DEFAULT_CHECKS, diagnose
 from fxgrad.diagnosis.thresholds import Thresholds
 from fxgrad.diagnosis.view import FlowView
 
-__all__ = ["DEFAULT_RULES", "Draft", "Evidence", "FlowView", "LackingError", "Rule", "Thresholds", "diagnose"]
+__all__ = ["DEFAULT_CHECKS", "Check", "Draft", "Evidence", "FlowView", "LackingError", "Thresholds", "diagnose"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fxgrad.diagnosis.rule import Evidence
+from fxgrad.diagnosis.check import Evidence
 from fxgrad.schema import RULES, Finding
 
 #: What numbers say little about once a gradient is non-finite.

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from fxgrad.diagnosis.check import Draft, Evidence, number
 from fxgrad.diagnosis.kinds import NORMS, WEIGHTED, constant
 from fxgrad.diagnosis.local import one_sided
-from fxgrad.diagnosis.rule import Draft, Evidence, number
 from fxgrad.diagnosis.view import FlowView
 from fxgrad.diagnosis.weights import main_weight, scale
 from fxgrad.diagnosis.zeros import silent

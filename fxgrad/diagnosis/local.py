@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from statistics import median
 
+from fxgrad.diagnosis.check import Draft, Evidence, LackingError, number
 from fxgrad.diagnosis.kinds import SCALING, WEIGHTED, constant
-from fxgrad.diagnosis.rule import Draft, Evidence, LackingError, number
 from fxgrad.diagnosis.view import FlowView, decades
 from fxgrad.diagnosis.weights import factor, throttled
 from fxgrad.schema import Constant, Consumer, Finding, Node, Severity, Statistics

@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Iterator
 
-from fxgrad.diagnosis.rule import Draft, Evidence, listed
+from fxgrad.diagnosis.check import Draft, Evidence, listed
 from fxgrad.diagnosis.view import FlowView
 from fxgrad.schema import BlindSpot, Finding, Node, ParameterRecord
 

@@ -9,7 +9,7 @@ from math import isnan
 from typing import Literal
 
 from fxgrad.diagnosis.causes import Cause, cause_of
-from fxgrad.diagnosis.rule import Draft, Evidence, LackingError, listed, number
+from fxgrad.diagnosis.check import Draft, Evidence, LackingError, listed, number
 from fxgrad.diagnosis.view import FlowView
 from fxgrad.schema import Edge, Finding, Severity, Site, Statistics
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 from statistics import median
 
+from fxgrad.diagnosis.check import Draft, Evidence, number
 from fxgrad.diagnosis.kinds import NORMS, WEIGHTED
 from fxgrad.diagnosis.local import is_output_unit
-from fxgrad.diagnosis.rule import Draft, Evidence, number
 from fxgrad.diagnosis.view import FlowView, decades
 from fxgrad.diagnosis.weights import factor, throttled
 from fxgrad.schema import Finding

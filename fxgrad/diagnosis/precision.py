@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from fxgrad.diagnosis.check import Draft, Evidence, number
 from fxgrad.diagnosis.kinds import MAKES_ZEROS, SCALING
-from fxgrad.diagnosis.rule import Draft, Evidence, number
 from fxgrad.diagnosis.view import FlowView
 from fxgrad.diagnosis.weights import main_weight
 from fxgrad.diagnosis.zeros import silent

@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterator
 from statistics import median
 
+from fxgrad.diagnosis.check import Draft, Evidence, LackingError, listed, number
 from fxgrad.diagnosis.kinds import WEIGHTED
 from fxgrad.diagnosis.precision import seeds_of
-from fxgrad.diagnosis.rule import Draft, Evidence, LackingError, listed, number
 from fxgrad.diagnosis.view import FlowView
 from fxgrad.diagnosis.weights import main_weight, scale
 from fxgrad.schema import Finding, Node, ParameterRecord, Site

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from fxgrad.diagnosis.check import Draft, Evidence, LackingError, listed
 from fxgrad.diagnosis.kinds import NORMS, PIECEWISE_CONSTANT, RECTIFIERS, SCALING, SELECTING, WEIGHTED
 from fxgrad.diagnosis.local import is_last, one_entry
-from fxgrad.diagnosis.rule import Draft, Evidence, LackingError, listed
 from fxgrad.diagnosis.view import FlowView
 from fxgrad.diagnosis.weights import factor, main_weight, taken
 from fxgrad.schema import Finding, Node, ParameterRecord, Severity

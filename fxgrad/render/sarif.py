@@ -75,7 +75,7 @@ def _rules(diagnosis: Diagnosis) -> list[dict[str, Any]]:
             "id": rule,
             "shortDescription": {"text": RULES.get(rule, _OWN_RULE)},
             "fullDescription": {"text": f"{RULES.get(rule, _OWN_RULE)}."},
-            "help": {"text": f"See docs/{pages.get(rule, f'rules/{rule}.md').removeprefix('docs/')} of fxgrad."},
+            "help": {"text": f"See docs/{pages.get(rule, f'findings/{rule}.md').removeprefix('docs/')} of fxgrad."},
             "defaultConfiguration": {"level": "warning"},
         }
         for rule in dict.fromkeys([*RULES, *diagnosis.rules, *used])

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from fxgrad.diagnosis import DEFAULT_RULES, Thresholds, diagnose
+from fxgrad.diagnosis import DEFAULT_CHECKS, Thresholds, diagnose
 from fxgrad.schema import (
     Activity,
     CaptureReport,
@@ -123,7 +123,7 @@ def found(
     flows: GradientFlow | Sequence[GradientFlow], rule: str, thresholds: Thresholds | None = None
 ) -> tuple[Finding, ...]:
     """What one of the default rules finds by itself; it must have been checked."""
-    diagnosis = diagnose(flows, thresholds, rules=[one for one in DEFAULT_RULES if one.name == rule])
+    diagnosis = diagnose(flows, thresholds, checks=[one for one in DEFAULT_CHECKS if one.name == rule])
     assert not diagnosis.not_checked
     return diagnosis.findings
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import fxgrad
-from fxgrad.diagnosis import Draft, Evidence, Rule, diagnose
+from fxgrad.diagnosis import Check, Draft, Evidence, diagnose
 from fxgrad.schema import Constant, Finding, Update
 from tests.diagnosis.making import Link, Setting, chain, gradient, linears, of_entries, parameter
 
@@ -93,7 +93,7 @@ def test_information_explains_no_warning() -> None:
         info = Draft(evidence, "zero", "info", "", "").at(node)
         return [info, Draft(evidence, "starved", "warning", "", "").at(node)]
 
-    diagnosis = diagnose(linears([1.0, 1.0]), rules=[Rule("both", check)])
+    diagnosis = diagnose(linears([1.0, 1.0]), checks=[Check("both", check)])
     assert [f.rule for f in diagnosis.findings] == ["starved", "zero"]
 
 

@@ -11,7 +11,7 @@ import pytest
 from torch import nn
 
 import fxgrad
-from fxgrad.diagnosis import DEFAULT_RULES, Draft, Evidence, LackingError, Rule, Thresholds, diagnose
+from fxgrad.diagnosis import DEFAULT_CHECKS, Check, Draft, Evidence, LackingError, Thresholds, diagnose
 from fxgrad.errors import OptionError
 from fxgrad.schema import Finding, GradientFlow
 from tests.diagnosis.making import Link, Setting, chain, found, gradient, lacking, linears, norm_only, parameter
@@ -92,7 +92,7 @@ def every_node(evidence: Evidence) -> Iterator[Finding]:
 
 def test_a_rule_of_ones_own_runs_beside_the_others() -> None:
     flow = linears(VANISHING)
-    diagnosis = diagnose(flow, Thresholds(vanishing=3.0), rules=(*DEFAULT_RULES, Rule("every_node", every_node)))
+    diagnosis = diagnose(flow, Thresholds(vanishing=3.0), checks=(*DEFAULT_CHECKS, Check("every_node", every_node)))
     own = [f for f in diagnosis.findings if f.rule == "every_node"]
     assert [f.node.key for f in own if f.node] == [node.key for node in flow.nodes]
     assert own[0].evidence == {"limit": 3.0}
@@ -104,7 +104,7 @@ def test_a_rule_of_ones_own_may_lack_something() -> None:
         message = "the phase of the moon"
         raise LackingError(message)
 
-    diagnosis = diagnose(linears(HEALTHY), rules=[Rule("moon", check)])
+    diagnosis = diagnose(linears(HEALTHY), checks=[Check("moon", check)])
     assert [(one.rule, one.reason) for one in diagnosis.not_checked] == [("moon", "the phase of the moon")]
     assert diagnosis.healthy
 
@@ -114,26 +114,26 @@ def test_a_rule_that_fails_takes_nothing_with_it() -> None:
         message = "a fault of its own"
         raise ZeroDivisionError(message)
 
-    diagnosis = diagnose(linears(VANISHING), rules=(Rule("broken", check), *DEFAULT_RULES))
+    diagnosis = diagnose(linears(VANISHING), checks=(Check("broken", check), *DEFAULT_CHECKS))
     assert diagnosis.findings[0].rule == "vanishing"
     assert {one.rule: one.reason for one in diagnosis.not_checked}["broken"].endswith("a fault of its own")
 
 
 @pytest.mark.parametrize("given", [["dead"], None, 3, [Finding("mine", "fatal", "", "")]])  # type: ignore[arg-type]
 def test_a_rule_that_gives_no_findings_takes_nothing_with_it(given: Any) -> None:
-    diagnosis = diagnose(linears(VANISHING), rules=(*DEFAULT_RULES, Rule("mine", lambda _: given)))
+    diagnosis = diagnose(linears(VANISHING), checks=(*DEFAULT_CHECKS, Check("mine", lambda _: given)))
     assert [finding.rule for finding in diagnosis.findings] == ["vanishing"]
-    assert {one.rule: one.reason for one in diagnosis.not_checked}["mine"].startswith("the rule raised")
+    assert {one.rule: one.reason for one in diagnosis.not_checked}["mine"].startswith("the check raised")
 
 
-@pytest.mark.parametrize("rules", [None, "dead", ["dead"], [every_node]])
-def test_what_is_no_rule_is_refused(rules: Any) -> None:
-    with pytest.raises(OptionError, match=r"rules= takes a series of fxgrad\.diagnosis\.Rule"):
-        diagnose(linears(HEALTHY), rules=rules)
+@pytest.mark.parametrize("checks", [None, "dead", ["dead"], [every_node]])
+def test_what_is_no_check_is_refused(checks: Any) -> None:
+    with pytest.raises(OptionError, match=r"checks= takes a series of fxgrad\.diagnosis\.Check"):
+        diagnose(linears(HEALTHY), checks=checks)
 
 
 def test_a_rule_that_is_left_out_is_neither_passed_nor_lacking() -> None:
-    diagnosis = diagnose(linears(VANISHING, setting=Setting(values=False)), rules=())
+    diagnosis = diagnose(linears(VANISHING, setting=Setting(values=False)), checks=())
     assert diagnosis.findings == diagnosis.not_checked == ()
 
 
@@ -226,14 +226,14 @@ def test_only_the_latest_steps_count() -> None:
 
 
 def test_findings_are_ranked_by_severity_then_by_rule() -> None:
-    def rule(name: str, *severities: Any) -> Rule:
+    def rule(name: str, *severities: Any) -> Check:
         def check(evidence: Evidence) -> list[Finding]:
             return [Draft(evidence, name, severity, "", "").at(None) for severity in severities]
 
-        return Rule(name, check)
+        return Check(name, check)
 
-    rules = [rule("first", "info", "warning"), rule("second", "error", "info"), rule("third", "warning", "error")]
-    ranked = [(f.severity, f.rule) for f in diagnose(linears(HEALTHY), rules=rules).findings]
+    checks = [rule("first", "info", "warning"), rule("second", "error", "info"), rule("third", "warning", "error")]
+    ranked = [(f.severity, f.rule) for f in diagnose(linears(HEALTHY), checks=checks).findings]
     assert ranked == [
         ("error", "second"), ("error", "third"), ("warning", "first"), ("warning", "third"),
         ("info", "first"), ("info", "second"),

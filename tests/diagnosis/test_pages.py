@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fxgrad.diagnosis import DEFAULT_RULES, Thresholds
+from fxgrad.diagnosis import DEFAULT_CHECKS, Thresholds
 from fxgrad.schema import RULES
 from tests.diagnosis.making import found, linears
 
@@ -19,11 +19,11 @@ _SECTIONS = ("Example", "Why it happens", "How it is measured", "One step and se
 
 
 def page_of(rule: str) -> str:
-    return (DOCS / "rules" / f"{rule}.md").read_text(encoding="utf-8")
+    return (DOCS / "findings" / f"{rule}.md").read_text(encoding="utf-8")
 
 
 def test_the_rules_that_run_are_the_public_ones() -> None:
-    assert {rule.name for rule in DEFAULT_RULES} == set(RULES)
+    assert {rule.name for rule in DEFAULT_CHECKS} == set(RULES)
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -38,7 +38,7 @@ def test_a_page_has_every_section_and_an_example(rule: str) -> None:
 
 
 def test_no_page_is_of_a_rule_that_does_not_exist() -> None:
-    pages = {page.stem for page in (DOCS / "rules").glob("*.md")} - {"README", "accuracy"}
+    pages = {page.stem for page in (DOCS / "findings").glob("*.md")} - {"README", "accuracy"}
     assert pages == set(RULES)
 
 
@@ -49,7 +49,7 @@ def test_the_index_says_what_the_schema_says(rule: str) -> None:
 
 def test_every_threshold_is_documented_with_its_default() -> None:
     documented: dict[str, set[float]] = {}
-    for page in {*(DOCS / "rules").glob("*.md")} - {DOCS / "rules" / "accuracy.md"}:  # whose tables are no thresholds
+    for page in {*(DOCS / "findings").glob("*.md")} - {DOCS / "findings" / "accuracy.md"}:  # whose tables are no thresholds
         for match in _ROW.finditer(page.read_text(encoding="utf-8")):
             documented.setdefault(match["name"], set()).add(float(match["default"]))
     assert documented == {one.name: {float(getattr(Thresholds(), one.name))} for one in fields(Thresholds)}
@@ -57,5 +57,5 @@ def test_every_threshold_is_documented_with_its_default() -> None:
 
 def test_findings_name_their_page() -> None:
     finding = found(linears([1e-8, 1e-4, 1.0]), "vanishing")[0]
-    assert finding.docs == "rules/vanishing.md"
+    assert finding.docs == "findings/vanishing.md"
     assert (DOCS / finding.docs).is_file()

@@ -1,4 +1,4 @@
-"""Prints how accurate the findings are, per rule, and writes the tables into ``docs/rules/accuracy.md``.
+"""Prints how accurate the findings are, per rule, and writes the tables into ``docs/findings/accuracy.md``.
 
 Run ``python -m tests.faults.accuracy`` from the checkout; it takes a few minutes.  ``--seeds 0`` is a quick look that
 writes nothing.
@@ -18,7 +18,7 @@ from tests.faults.catalogue import PROGRAMS
 from tests.faults.judge import Verdict, judge
 from tests.faults.program import SEEDS, Form
 
-PAGE = Path(__file__).parents[2] / "docs" / "rules" / "accuracy.md"
+PAGE = Path(__file__).parents[2] / "docs" / "findings" / "accuracy.md"
 START, END = "<!-- accuracy: start -->", "<!-- accuracy: end -->"
 FORMS: tuple[Form, ...] = ("one_shot", "history")
 WORDS = {"one_shot": "One forward and backward", "history": "A short training run"}

@@ -77,7 +77,7 @@ def judge(program: Program, seed: int, form: Form) -> Verdict:
     built = program.build(seed)
     torch.manual_seed(seed)
     diagnosis = one_shot(built) if form == "one_shot" else history(built)
-    broken = [one for one in diagnosis.not_checked if one.reason.startswith("the rule raised")]
+    broken = [one for one in diagnosis.not_checked if one.reason.startswith("the check raised")]
     if broken:
         raise AssertionError(broken)
     alarms = [finding for finding in diagnosis.findings if finding.severity != "info"]

@@ -19,7 +19,7 @@ EXPECTED = """\
    units: 0, 1, 2, 3, 4, 5, 6, 7 and 8 more
    way of the fault: /op1 -> /op0 -> input:x
    explains 2 more: vanishing at /op0, zero at fc.weight
-   see docs/rules/dead.md
+   see docs/findings/dead.md
 2. WARNING loss_seed outside the model
    the gradient was NaN when it entered
    try: Look at the loss.

@@ -8,7 +8,7 @@ from torch import nn
 
 import fxgrad
 from fxgrad.diagnosis import Draft, Evidence, FlowView, LackingError, Thresholds
-from fxgrad.diagnosis.rule import listed, number
+from fxgrad.diagnosis.check import listed, number
 from tests.diagnosis.making import Setting, linears
 
 
@@ -34,7 +34,7 @@ def test_a_draft_fills_what_all_findings_have() -> None:
     finding = draft.at(given.view.nodes["fc1"], affected=("fc1.weight",))
     assert (finding.rule, finding.severity, finding.message, finding.suggestion) == ("mine", "warning", "what", "mend")
     assert (finding.site, finding.place, finding.source) == ("fc1", "fc1", "net.py:3")
-    assert (finding.confidence, finding.backward, finding.docs) == ("several steps", 4, "rules/mine.md")
+    assert (finding.confidence, finding.backward, finding.docs) == ("several steps", 4, "findings/mine.md")
     assert (finding.evidence, finding.affected) == ({"factor": 2.0}, ("fc1.weight",))
 
 

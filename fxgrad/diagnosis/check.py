@@ -88,7 +88,7 @@ class Evidence:
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class Check:
     """A rule: gives its findings over the evidence, or raises ``LackingError``."""
 
     name: str
@@ -116,7 +116,8 @@ class Draft:
         more.setdefault("confidence", self.evidence.confidence)
         return Finding(
             rule=self.rule, severity=self.severity, message=self.message, suggestion=self.suggestion, node=node,
-            site=site, evidence=self.numbers, backward=view.flow.event.backward, docs=f"rules/{self.rule}.md", **more,
+            site=site, evidence=self.numbers, backward=view.flow.event.backward,
+            docs=f"findings/{self.rule}.md", **more,
         )  # fmt: skip
 
 
