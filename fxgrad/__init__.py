@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from fxgrad import rules, testing
     from fxgrad.api import Rewrite, Watch, gradient_flow, instrument, rewrite, watch
     from fxgrad.diagnosis import Thresholds, diagnose
-    from fxgrad.dynamo_backend import flow_of
     from fxgrad.errors import FindingWarning, FxgradError
+    from fxgrad.handles.dynamo_backend import flow_of
     from fxgrad.schema import (
         BlindSpot,
         Diagnosis,
@@ -100,7 +100,7 @@ _HOME = {
     "Thresholds": "fxgrad.diagnosis",
     "Watch": "fxgrad.api",
     "diagnose": "fxgrad.diagnosis",
-    "flow_of": "fxgrad.dynamo_backend",
+    "flow_of": "fxgrad.handles.dynamo_backend",
     "gradient_flow": "fxgrad.api",
     "instrument": "fxgrad.api",
     "load": "fxgrad.store",

@@ -11,20 +11,20 @@ from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
-from fxgrad.engine import Options
+from fxgrad.engine.objective import check_loss, default_loss, naming_the_cut
+from fxgrad.engine.step import Options
 from fxgrad.errors import FxgradError, InputError, ModelError, OptionError
-from fxgrad.instrumented import Instrumented
-from fxgrad.objective import check_loss, default_loss, naming_the_cut
-from fxgrad.preserve import preserved
+from fxgrad.handles.instrumented import Instrumented
+from fxgrad.handles.rewritten import Rewrite
+from fxgrad.handles.watching import Around, Watch, refuse_unwatchable, watch_of
 from fxgrad.rewriting.rules import Rule
-from fxgrad.rewritten import Rewrite
 from fxgrad.schema import Finding, GradientFlow, Level, SiteKind
-from fxgrad.structure import tensors_in
-from fxgrad.torch_private import acts_after_accumulation, compiled_original
-from fxgrad.watching import Around, Watch, refuse_unwatchable, watch_of
+from fxgrad.torch_support.preserve import preserved
+from fxgrad.torch_support.private import acts_after_accumulation, compiled_original
+from fxgrad.torch_support.structure import tensors_in
 
 if TYPE_CHECKING:
-    from fxgrad.compilable import Compilable
+    from fxgrad.handles.compilable import Compilable
 
 Capture = Literal["auto", "symbolic", "eager", "dynamo"]
 InPlace = Literal["auto", "eager"]
@@ -202,7 +202,7 @@ def instrument(  # noqa: PLR0913  # the public signature of the design
         raise OptionError(message)
     if engine == "function":
         _only_norm(statistics, sites, "engine='function'", forward=forward)
-        from fxgrad.compilable import Compilable
+        from fxgrad.handles.compilable import Compilable
 
         return Compilable(model, capture)
     return Instrumented(model, Options(statistics, capture, sites, forward))
@@ -309,7 +309,7 @@ def _by_dynamo(
     model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], loss: Callable[[Any], Tensor] | None
 ) -> GradientFlow:
     """One step in the graphs of dynamo, run as they are (inner compiler ``eager``)."""
-    from fxgrad.dynamo_backend import measured_once
+    from fxgrad.handles.dynamo_backend import measured_once
 
     def step(call: Callable[..., Any]) -> str:
         scalar, words = _run(model, args, kwargs, loss, call)

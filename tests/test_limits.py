@@ -321,7 +321,7 @@ def test_a_backward_without_alarm_reads_once(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_an_error_of_ours_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     model = mlp()
-    monkeypatch.setattr("fxgrad.alarms.read_gradients", lambda *_: 1 / 0)
+    monkeypatch.setattr("fxgrad.engine.alarms.read_gradients", lambda *_: 1 / 0)
     with fxgrad.watch(model, limits={"l2_norm": 1e6}), pytest.warns(fxgrad.FindingWarning, match="ZeroDivisionError"):
         loss_of(model).backward()
 

@@ -13,7 +13,7 @@ from fxgrad.capture.captured import Call, Ref, as_constant, plain
 from fxgrad.capture.modules import ModuleMap
 from fxgrad.capture.names import op_word, operator_of
 from fxgrad.schema import Constant
-from fxgrad.torch_private import tampered
+from fxgrad.torch_support.private import tampered
 
 #: What tells Python a tensor's value; by function name, since ``x.float()`` is a cast and ``float(x)`` isn't.
 ASKS = frozenset({

@@ -23,14 +23,14 @@ from fxgrad.capture.modules import ModuleMap, Place, module_at
 from fxgrad.capture.names import METADATA, source_line
 from fxgrad.capture.recomputation import Recomputation, is_recomputed, made_by_function
 from fxgrad.capture.values import Known, Values
-from fxgrad.structure import tensors_in
-from fxgrad.torch_private import (
+from fxgrad.torch_support.private import (
     functorch_active,
     remove_global_hook,
     sequence_number,
     version_of,
     without_torch_function,
 )
+from fxgrad.torch_support.structure import tensors_in
 
 _WRITES_ITEM = torch.Tensor.__setitem__
 _WORDS: dict[Any, str] = {}  # of torch's functions, which live as long as the process

@@ -17,7 +17,7 @@ from fxgrad.capture.names import METADATA
 from fxgrad.capture.proxies import set_grad
 from fxgrad.capture.symbolic import Span
 from fxgrad.capture.values import Values
-from fxgrad.structure import tensors_in
+from fxgrad.torch_support.structure import tensors_in
 
 
 class Traced(Protocol):

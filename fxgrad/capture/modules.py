@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from fxgrad.capture.names import is_leaf, is_opaque
-from fxgrad.torch_private import children_of, registries_of
+from fxgrad.torch_support.private import children_of, registries_of
 
 
 @dataclass(slots=True, eq=False)

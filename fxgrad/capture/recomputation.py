@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fxgrad.capture.captured import Call
-from fxgrad.structure import tensors_in
+from fxgrad.torch_support.structure import tensors_in
 
 
 class Hook(Protocol):

@@ -28,8 +28,8 @@ from fxgrad.capture.modules import ModuleMap
 from fxgrad.capture.names import is_leaf, of_the_user, source_line
 from fxgrad.capture.proxies import FaithfulProxy, NodesForConstants, set_grad
 from fxgrad.errors import CaptureError
-from fxgrad.structure import tensors_in
-from fxgrad.torch_private import checkpointing_entry, entering_wrapped_functions, global_hooks, has_hooks
+from fxgrad.torch_support.private import checkpointing_entry, entering_wrapped_functions, global_hooks, has_hooks
+from fxgrad.torch_support.structure import tensors_in
 
 _REFUSED = frozenset({"register_hook", "backward", "register_post_accumulate_grad_hook", "requires_grad_", "grad"})
 _MODULE_HOOKS = ("register_forward_hook", "register_forward_pre_hook", "register_full_backward_hook")

@@ -9,8 +9,8 @@ from typing import Any
 from torch import Tensor
 
 from fxgrad.capture.captured import Ref
-from fxgrad.structure import tensors_in
-from fxgrad.torch_private import base_of, version_of
+from fxgrad.torch_support.private import base_of, version_of
+from fxgrad.torch_support.structure import tensors_in
 
 
 @dataclass(slots=True)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fxgrad.command.references import Asked, resolve
 from fxgrad.errors import OptionError
-from fxgrad.structure import tensors_in
+from fxgrad.torch_support.structure import tensors_in
 
 __all__ = ["NAMES", "load_loss"]
 

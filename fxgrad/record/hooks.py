@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fxgrad.torch_private import current_backward
+from fxgrad.torch_support.private import current_backward
 
 #: What writes a norm into a slot.  Both refuse whatever they would not compute as the recorder does: doubles, sparse
 #: gradients, other devices, a gradient that is being differentiated.  The first takes float32 only, and is faster.

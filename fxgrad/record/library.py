@@ -15,7 +15,7 @@ from fxgrad.native.starting import BackgroundBuild
 from fxgrad.record.histogram import write_histogram
 from fxgrad.record.statistics import COLUMNS, OVERFLOW, columns
 from fxgrad.schema.histogram import BINS
-from fxgrad.torch_private import current_backward, functorch_active, under_a_mode, without_torch_function
+from fxgrad.torch_support.private import current_backward, functorch_active, under_a_mode, without_torch_function
 
 PATIENCE = 3.0  # seconds that a watch runs before it has the library built
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from fxgrad.torch_private import acts_after_accumulation
+from fxgrad.torch_support.private import acts_after_accumulation
 
 if TYPE_CHECKING:
     from fxgrad.record.recorder import Part

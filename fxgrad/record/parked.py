@@ -22,7 +22,7 @@ from fxgrad.record.owners import Parameters
 from fxgrad.record.slots import Reading, Slots
 from fxgrad.record.staging import STAGED, WIDTH, Batch
 from fxgrad.record.statistics import accumulator, columns, without_gaps
-from fxgrad.torch_private import norms_of, version_of
+from fxgrad.torch_support.private import norms_of, version_of
 
 BOUND = 8_000_000  # bytes that may wait on one device in one backward pass, at least
 _SHARE = 200  # that part of the parameters' bytes, where it is more

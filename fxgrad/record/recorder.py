@@ -25,7 +25,7 @@ from fxgrad.record.parked import Parking
 from fxgrad.record.slots import BufferKey, Kind, Reading, Slots
 from fxgrad.record.staging import Batch, Page
 from fxgrad.record.statistics import accumulator, columns, dense, dottable, write_square
-from fxgrad.torch_private import at_end_of_backward, current_backward, functorch_active
+from fxgrad.torch_support.private import at_end_of_backward, current_backward, functorch_active
 
 if TYPE_CHECKING:
     from fxgrad.schema import Level

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.amp import GradScaler
 
-from fxgrad.torch_private import loss_scale_of
+from fxgrad.torch_support.private import loss_scale_of
 
 _KEPT = 512  # events of which the scale is known
 ASKED = 100  # steps over which skipped ones are counted

@@ -22,7 +22,7 @@ from fxgrad.record.parked import Parking
 from fxgrad.record.recorder import HISTORY, Kept
 from fxgrad.record.slots import BufferKey, Kind, Reading, Slots
 from fxgrad.record.statistics import accumulator, dense
-from fxgrad.torch_private import at_end_of_backward, current_backward
+from fxgrad.torch_support.private import at_end_of_backward, current_backward
 
 
 @dataclass(slots=True, eq=False)

@@ -19,7 +19,7 @@ from fxgrad.record.slots import BufferKey, Reading, Slots
 from fxgrad.record.staging import LARGEST, Batch, Page
 from fxgrad.record.statistics import columns, without_gaps
 from fxgrad.schema import Level
-from fxgrad.torch_private import storage_of, version_of
+from fxgrad.torch_support.private import storage_of, version_of
 
 
 class Units(NamedTuple):

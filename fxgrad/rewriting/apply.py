@@ -11,14 +11,14 @@ from typing import Any
 from torch import Tensor, nn
 
 from fxgrad.errors import RuleError
-from fxgrad.leaves import LeafHooks
 from fxgrad.rewriting.edges import Attaching, Made, edge_words
 from fxgrad.rewriting.resolving import Resolution, nothing_found
 from fxgrad.rewriting.rule import Rule, apply_through
 from fxgrad.rewriting.state import Bound, State
 from fxgrad.rewriting.tally import Tally
 from fxgrad.schema import Edge, Rewritten, Site
-from fxgrad.torch_private import base_of, current_backward
+from fxgrad.torch_support.leaf_hooks import LeafHooks
+from fxgrad.torch_support.private import base_of, current_backward
 
 MARK = "_fxgrad_rewriting"
 _KEPT = 4  # plans whose resolution is kept: train and eval, with and without an optional argument

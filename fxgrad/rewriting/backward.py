@@ -14,7 +14,7 @@ from torch.utils.hooks import RemovableHandle
 from fxgrad.errors import RuleError
 from fxgrad.rewriting.layers import Gradients, Units, compute, separate
 from fxgrad.rewriting.state import State
-from fxgrad.torch_private import at_end_of_backward, current_backward, version_of
+from fxgrad.torch_support.private import at_end_of_backward, current_backward, version_of
 
 
 @dataclass(slots=True, eq=False)

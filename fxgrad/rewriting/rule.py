@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fxgrad.errors import OptionError, RuleError
-from fxgrad.torch_private import version_of
+from fxgrad.torch_support.private import version_of
 
 
 @dataclass(frozen=True, slots=True)

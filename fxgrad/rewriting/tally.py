@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fxgrad.rewriting.audit import Did, Noted
 from fxgrad.rewriting.state import State
 from fxgrad.schema import Rewritten, Statistics
-from fxgrad.torch_private import version_of
+from fxgrad.torch_support.private import version_of
 
 Who = tuple[str, int, int]  # the moment at which rules act, their rewrite, and a number in it
 _NONE_CAME = "no gradient came to the rules between this forward call and the next, or the first reading of the flow"

@@ -278,7 +278,7 @@ def test_an_empty_batch_proves_nothing() -> None:
 
 
 def test_the_axis_is_found_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fxgrad import forward
+    from fxgrad.engine import forward_values as forward
 
     found: list[int] = []
     original = forward.gate_of

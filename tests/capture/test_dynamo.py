@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 import fxgrad
-from fxgrad.dynamo_backend import Observer, backend
 from fxgrad.errors import CaptureError, NoFlowError, OptionError, WatchError
+from fxgrad.handles.dynamo_backend import Observer, backend
 from tests import models
 from tests.runs import assert_same_run, plain_run
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import fxgrad
-from fxgrad import courses, observed
+from fxgrad.courses import known, runs
 from tests.native.parity import acted
 from tests.native.test_courses import Net, batch, train
 
@@ -68,7 +68,7 @@ def test_an_error_of_ours_never_reaches_the_user(
     with fxgrad.watch(model, sites=sites) as watch:
         for step in range(5):
             if step == at:
-                home = courses if not owner or hasattr(courses, owner) else observed
+                home = known if not owner or hasattr(known, owner) else runs
                 monkeypatch.setattr(getattr(home, owner) if owner else home, name, _break)
             model.order = plain.order = [0, 1, 3] if step == 2 else [0, 1, 2, 3]
             torch.manual_seed(step)

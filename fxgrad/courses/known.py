@@ -1,0 +1,317 @@
+"""The native recorder of one model: which courses of its forward it knows, how it learns them and follows them.
+
+The first call of a kind runs under the Python recorder with the native observer beside it, which gives every value that
+the observer numbers its sites.  Later calls run under the observer alone.  It checks each operator as it happens; where
+a call leaves all known courses it is still measured whole, and named by ``deviation``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fxgrad.capture.captured import Plan
+from fxgrad.capture.eager import Session
+from fxgrad.capture.modules import ModuleMap
+from fxgrad.courses.deviation import Deviation, Found, Where, by_operator
+from fxgrad.courses.edges import pieces_of
+from fxgrad.courses.runs import Following, Learning, Prepared, input_tensors
+from fxgrad.courses.values import unfit, wanted
+from fxgrad.probes.edges import EdgeNotes, hook_edges
+from fxgrad.probes.recording import Recording
+from fxgrad.record.native import LEVELS
+from fxgrad.schema import Level
+from fxgrad.torch_support.private import without_torch_function
+from fxgrad.torch_support.structure import tensors_in
+
+_MOST = 64  # courses that are kept
+_TRIES = 3  # calls behind which one has to have gone a known way
+_AGAIN = 3  # calls behind a new course that are learnt: a model may alternate
+_PATIENCE = 16  # calls, of which at most half may leave the known courses
+
+
+@dataclass(slots=True, eq=False)
+class Course:
+    """One way through the forward.
+
+    Attributes:
+        plan: the graph of calls, as the Python recorder wrote it.
+        slots: by value of the observer, its sites.
+        ranges: by call of the plan, the operators that it ran.
+        where: by operator, from where it was called.
+        steps, first_values: the operators, and the number of the first value that appears in each.
+        not_required, untold, same: as of the recording under which it was learnt.
+        shown: by value, what is wanted of it in the forward pass.
+        pieces: the autograd edges of edge sites; None where edges are not measured.
+        unmeasured: why an edge has none.
+    """
+
+    plan: Plan
+    slots: tuple[tuple[int, ...], ...]
+    ranges: Sequence[tuple[int, int]]
+    where: Sequence[Where | None]
+    steps: Sequence[Any]
+    first_values: Sequence[int]
+    not_required: frozenset[int]
+    untold: frozenset[int]
+    same: Mapping[int, int]
+    pieces: Sequence[Any] | None = None
+    unmeasured: Mapping[int, tuple[str, str]] = field(default_factory=dict)
+    shown: Mapping[int, int] = field(default_factory=dict)
+
+
+class Observer:
+    """Runs the forward calls of one model under the native observer.
+
+    Args:
+        extension: the compiled module.
+        modules: the model's paths.
+        level: statistics level.
+        edges: whether edge sites are measured.
+
+    Attributes:
+        extension, modules, level: as given; the level as the extension has it.
+        refused: why the Python recorder has to do it for good; None as long as it hasn't.
+    """
+
+    def __init__(
+        self, extension: Any, modules: ModuleMap, level: Level, *, edges: bool
+    ) -> None:  # fmt: skip
+        self.extension = extension
+        self.modules = modules
+        self.level = extension.Level(LEVELS[level])
+        self._edges = edges
+        self._model = extension.Model()
+        self.courses: list[Course] = []
+        self._kinds: set[Any] = set()
+        self._structure: Any = None
+        self._parameters: Any = None
+        self._latest: list[bool] = []  # whether a call left the known courses
+        self._relearn = 0
+        self._raised: list[frozenset[int]] = []
+        self.refused: str | None = None
+        self.trained = b""  # by parameter, whether it requires a gradient now
+
+    # ---- which recorder --------------------------------------------------------------------------------------
+
+    def prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any], names: list[str]) -> Prepared | None:
+        """What is to be known of a call before it runs; None where that failed, which refuses all later calls."""
+        try:
+            inputs = input_tensors(args, kwargs, names)
+            kind = self.kind_of(inputs)
+            return Prepared(inputs, kind, self.reason_to_learn(kind))
+        except Exception as error:  # noqa: BLE001  # the user's forward must go on
+            self._give_up(error)
+            return None
+
+    def _give_up(self, error: Exception | str) -> None:
+        """An error of ours: the Python recorder does it from here on, and the report says why."""
+        words = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
+        self.refused = f"the native observer failed: {words}".splitlines()[0]
+
+    def reason_to_learn(self, kind: Any) -> str | None:
+        """Why the next call of this kind has to run under the Python recorder; None where it need not."""
+        if self.modules.structure is not self._structure:
+            self._structure = self.modules.structure
+            self._forget()
+        if self.modules.parameters is not self._parameters:
+            self._parameters = self.modules.parameters
+            self._model.set_parameters([parameter for _, parameter in self._parameters])
+        if kind not in self._kinds:
+            return "the first call of a kind; the native observer learns its course"
+        if self._relearn:
+            return "a call before took a new course; the native observer learns the courses of the calls behind it"
+        return None
+
+    def _forget(self) -> None:
+        self._model.clear()
+        self.courses.clear()
+        self._kinds.clear()
+        self._latest.clear()
+        self._raised.clear()
+        self._relearn = 0
+
+    def kind_of(self, tensors: Sequence[tuple[str, Tensor]]) -> Any:
+        """What the course of a call is known to depend on."""
+        root = self.modules.root
+        inputs = tuple((name, tensor.dtype, tensor.requires_grad) for name, tensor in tensors)
+        cast = torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu")
+        return inputs, root.training, self.trained, cast
+
+    def record_of(self, recording: Recording) -> Any:
+        """What C++ hooks write to in one forward call."""
+        return self.extension.Record(recording, self.level)
+
+    def forward(self, record: Any, *, learning: bool) -> Any:
+        """The observer of one call."""
+        return self.extension.Forward(self._model, record, learning, self._edges)
+
+    # ---- running ---------------------------------------------------------------------------------------------
+
+    def learn(
+        self, recording: Recording, call: Callable[[Callable[..., Session]], Any], prepared: Prepared
+    ) -> Any:  # fmt: skip
+        """Run a call under the Python recorder, with the observer beside it.
+
+        ``call`` runs it, under the session that what it is given makes.
+        """
+        run = Learning(self, prepared.inputs)
+        try:
+            result = call(run.session)
+            with without_torch_function(), run.noting():
+                if run.error is None:
+                    run.native.finish([tensor for _, tensor in tensors_in(result)])
+        finally:
+            run.leave()
+        self._kinds.add(prepared.kind)
+        self._relearn = max(0, self._relearn - 1)
+        with run.noting(), without_torch_function():
+            if run.error is None:
+                self._add(recording, run.sessions[-1], run.native, run.where)
+        if run.error is not None:
+            self._give_up(run.error)
+        return result
+
+    def _add(self, recording: Recording, session: Session, forward: Any, where: list[Where | None]) -> None:
+        plan: Plan = recording.plan
+        if recording.recomputed:
+            self.refused = "a checkpointed part runs without gradients and again in the backward pass"
+            return
+        if any(call.op == "external" and call.path in self._opaque() for call in plan.calls):
+            self.refused = "compiled or scripted modules run in another way beside the Python recorder"
+            return
+        slots: list[list[int]] = [[] for _ in range(forward.values)]
+        for value, site in forward.noted:
+            slots[value].append(site)
+        course = Course(
+            plan, tuple(map(tuple, slots)), tuple(session.ranges), where, forward.steps, forward.first_values,
+            frozenset(recording.not_required), frozenset(recording.untold), dict(recording.same),
+        )  # fmt: skip
+        number = forward.learn(len(self.courses))
+        if number < len(self.courses):
+            if not _named_alike(self.courses[number], course):
+                self.refused = "two calls with the same operators, on the same values, went through different modules"
+            return
+        if recording.values is not None:
+            self.refused = unfit(plan, forward.noted, forward.first_values, session.ranges, recording.same)
+            course.shown = wanted(plan, course.slots)
+        self.courses.append(course)
+        if self._edges:
+            course.pieces, course.unmeasured = pieces_of(recording, forward, self.extension.Piece)
+        self._set_levels()
+        if len(self.courses) > _MOST:
+            self.refused = f"the model took more than {_MOST} courses"
+
+    def _opaque(self) -> set[str]:
+        return {place.path for place in self.modules.places.values() if place.opaque}
+
+    def _set_levels(self) -> None:
+        """Tell the observer which values of the courses get a hook, and at which level."""
+        raised = [frozenset(course.plan.escalated) for course in self.courses]
+        if raised == self._raised:
+            return
+        self._raised, usual = raised, int(self.level)
+        self._model.set_levels({
+            number: {
+                value: (max(usual, LEVELS["full"]) if raised[number].intersection(sites) else usual)
+                | course.shown.get(value, 0)
+                for value, sites in enumerate(course.slots)
+                if sites
+            }
+            for number, course in enumerate(self.courses)
+        })  # fmt: skip
+
+    def follow(self, recording: Recording, forward: Callable[[], Any], prepared: Prepared) -> Any:
+        """Run a call under the observer alone; an error of ours leaves the call without a record."""
+        run = Following(self, recording)
+        recording.slots = ()  # no Python hooks
+        with run.noting(), without_torch_function():
+            self._set_levels()
+            run.begin(self, prepared.inputs)
+        try:
+            result = forward()
+            with without_torch_function(), run.noting():
+                if run.error is None:
+                    run.native.finish([tensor for _, tensor in tensors_in(result)])
+        finally:
+            run.leave()
+        with without_torch_function(), run.noting():
+            if run.error is None:
+                self._arrived(recording, run)
+        if run.error is not None:
+            recording.plan, recording.slots = None, ()
+            self._give_up(run.error)
+        return result
+
+    def rename(self, recording: Recording) -> None:
+        """Name a call that left the known courses by the course that it took, where that has been learnt since."""
+        found = recording.deviation
+        if found is None or recording.edges is not None:  # edges have their hooks by the names that they had
+            return
+        course = next((course for course in self.courses if found.ran(course)), None)
+        if course is not None:
+            recording.deviation = None
+            _use(recording, Found(course.plan, course.slots, course.not_required, course.same))
+            recording.untold = set(course.untold)
+
+    def _arrived(self, recording: Recording, run: Following) -> None:
+        number = run.native.plan
+        self._latest = [*self._latest[1 - _PATIENCE :], number < 0]
+        recording.computed = True
+        recording.sizes, recording.written = run.record.shapes, run.record.values
+        if number >= 0:
+            course = self.courses[number]
+            recording.plan, recording.slots = course.plan, course.slots
+            recording.not_required, recording.untold = set(course.not_required), set(course.untold)
+            recording.same, recording.escalated = dict(course.same), frozenset(course.plan.escalated)
+            if course.pieces is not None and recording.edges is not None:
+                _hook_edges(recording.edges, recording, run, course)
+        else:
+            self._relearn = _AGAIN
+            base, native = self.courses[run.native.plan_nearby], run.native
+            found = Deviation(base, native.differs_at, native.steps, run.where, native.values, recording.sizes)
+            recording.deviation = found
+            _use(recording, by_operator(found))
+            if recording.edges is not None:
+                _search_edges(recording.edges, recording, run)
+            if len(self._latest) >= _TRIES and all(self._latest):
+                self.refused = "no call went the way that those under the Python recorder went"
+            elif sum(self._latest) > _PATIENCE // 2:
+                self.refused = "the model takes a new course in most calls"
+        run.settle_leaves()
+
+
+def _use(recording: Recording, found: Found) -> None:
+    recording.plan, recording.slots = found.plan, found.slots
+    recording.not_required, recording.same = set(found.not_required), dict(found.same)
+
+
+def _named_alike(one: Course, other: Course) -> bool:
+    """Whether two courses with the same operators have the same names and sites."""
+    stems = [[call.key_stem for call in course.plan.calls] for course in (one, other)]
+    return stems[0] == stems[1] and one.slots == other.slots
+
+
+def _hook_edges(notes: EdgeNotes, recording: Recording, run: Following, course: Course) -> None:
+    edges = course.plan.fan_out
+    start = len(course.plan.sites)
+    notes.unmeasured = dict(course.unmeasured)
+    raised = {number - start for number in course.plan.escalated if number >= start}
+    for edge in run.native.hook_edges(course.pieces, len(edges), raised):
+        notes.unmeasured[edge] = ("untraceable_use", "its place in the autograd graph is another than before")
+    values = run.native.values
+    recording.slots = (
+        *course.slots, *(() for _ in range(values - len(course.slots))), *((start + n,) for n in range(len(edges))),
+    )  # fmt: skip
+
+
+def _search_edges(notes: EdgeNotes, recording: Recording, run: Following) -> None:
+    """In a call whose course is not known, edges are found as after one under the Python recorder."""
+    for slot, place in enumerate(run.native.places()):
+        for site in (recording.slots or ())[slot] if place is not None else ():
+            notes.at[site] = place
+    hook_edges(recording)

@@ -1,0 +1,156 @@
+"""One forward call with the native observer on it.  Errors of ours are noted, never raised."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from fxgrad.capture.calls import named_arguments
+from fxgrad.capture.captured import Plan
+from fxgrad.capture.eager import Session
+from fxgrad.capture.modules import ModuleMap
+from fxgrad.courses.deviation import Finder, Where
+from fxgrad.probes.leaves import Entry
+from fxgrad.probes.recording import Recording
+from fxgrad.record.native import LEVELS
+from fxgrad.torch_support.private import without_torch_function
+from fxgrad.torch_support.structure import tensors_in
+
+if TYPE_CHECKING:
+    from fxgrad.courses.known import Observer
+
+
+class _Nobody:
+    """The owner of a record that is never written to: the Python recorder has the hooks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A call that is about to run: its tensors, what its course is known to depend on, and why it has to be learnt."""
+
+    inputs: list[tuple[str, Tensor]]
+    kind: Any
+    learning: str | None
+
+
+class Run:
+    """One call with the observer on it.  Errors of ours are noted, never raised."""
+
+    def __init__(self, modules: ModuleMap) -> None:
+        self.native: Any = None
+        self.where: list[Where | None] = []
+        self.error: Exception | str | None = None
+        self._modules = modules
+        self._finder: Finder | None = None
+
+    @contextlib.contextmanager
+    def noting(self) -> Iterator[None]:
+        """Note what is raised inside, and what the observer noted itself."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001  # the user's forward must go on
+            self.error = self.error or error
+        if self.native is not None and self.native.failed:
+            self.error = self.error or self.native.failed
+
+    def start(self, inputs: Sequence[tuple[str, Tensor]]) -> None:
+        """From here on operators are seen."""
+        self.native.on_step = self._step
+        self.native.begin(_words(inputs), [tensor for _, tensor in inputs])
+
+    def leave(self) -> None:
+        """Operators are no longer seen."""
+        if self._finder is not None:
+            self._finder.done()
+        if self.native is not None:
+            with self.noting():
+                self.native.leave()
+                self.native.on_step = self.native.on_leaf = self.native.on_value = (
+                    None  # a circle that no collector sees
+                )
+
+    def _step(self, _: str) -> None:
+        with self.noting():
+            if self._finder is None:
+                self._finder = Finder(self._modules)
+            self.where.append(self._finder.find(sys._getframe(1)))  # noqa: SLF001  # inspect.stack() reads source files
+
+
+class Learning(Run):
+    """One call under the Python recorder, with the observer beside it."""
+
+    def __init__(self, observer: Observer, inputs: Sequence[tuple[str, Tensor]]) -> None:
+        super().__init__(observer.modules)
+        self.sessions: list[Session] = []
+        with self.noting(), without_torch_function():
+            record = observer.extension.Record(_Nobody(), observer.level)
+            self.native = observer.forward(record, learning=True)
+            self.start(inputs)
+
+    def session(self, modules: ModuleMap, recording: Any, put: Callable[..., Any], previous: Plan | None) -> Session:
+        """The session of the Python recorder."""
+        beside = self.native if self.error is None else None
+        self.sessions.append(Session(modules, recording, put, previous, beside))
+        return self.sessions[-1]
+
+
+class Following(Run):
+    """One call under the observer alone."""
+
+    def __init__(self, observer: Observer, recording: Recording) -> None:
+        super().__init__(observer.modules)
+        self.recording = recording
+        self.record: Any = None
+        self._courses = observer.courses
+        self._leaves: list[tuple[int, Entry, Tensor]] = []
+
+    def begin(self, observer: Observer, inputs: Sequence[tuple[str, Tensor]]) -> None:
+        """Before the model's forward runs."""
+        self.record = observer.extension.Record(self.recording, observer.level)
+        self.native = observer.forward(self.record, learning=False)
+        self.native.on_leaf = self._leaf
+        if self.recording.values is not None:
+            self.record.take_values(observer.extension.Level(LEVELS[self.recording.values.taken.level]))
+            self.native.on_value = self._value
+        self.start(inputs)
+
+    def _value(self, value: Tensor, slot: int) -> None:
+        """A value at which Python has to look; the course so far is that of the one that is nearby."""
+        with self.noting(), without_torch_function():
+            if self.native.differs_at < 0:
+                course = self._courses[self.native.plan_nearby]
+                site = course.slots[slot][0]
+                self.recording.values.shown(course.plan.calls, course.plan.sites[site].call, value, site)
+
+    def _leaf(self, leaf: Tensor, value: int) -> None:
+        with self.noting(), without_torch_function():
+            self._leaves.append((value, self.recording.leaves.of(leaf).add(self.recording, -1), leaf))
+
+    def settle_leaves(self) -> None:
+        """Give the hooks on leaf tensors their sites, now that these are known."""
+        slots = self.recording.slots or ()
+        for value, entry, leaf in self._leaves:
+            sites = slots[value] if value < len(slots) else ()
+            if sites:
+                entry.index = sites[0]
+            for site in sites[1:]:
+                self.recording.leaves.of(leaf).add(self.recording, site)
+        self._leaves.clear()
+
+
+def _words(inputs: Sequence[tuple[str, Tensor]]) -> str:
+    return "inputs " + " ".join(name for name, _ in inputs)
+
+
+def input_tensors(args: tuple[Any, ...], kwargs: dict[str, Any], names: list[str]) -> list[tuple[str, Tensor]]:
+    """The tensors among the arguments of a call, with the names of their placeholders."""
+    return [
+        (name + position, tensor)
+        for name, value in named_arguments(args, kwargs, names)
+        for position, tensor in tensors_in(value)
+    ]

@@ -1,0 +1,109 @@
+"""What a one-shot call differentiates: the loss, or what stands in for one; and who cut it off."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fxgrad.capture.captured import Plan
+from fxgrad.errors import ModelError, NothingToDifferentiateError
+from fxgrad.torch_support.structure import tensors_in
+
+_SEED = 20240229  # of the random direction that stands in for a loss; any fixed number would do
+
+
+def default_loss(output: Any, name: str) -> tuple[Tensor, str]:
+    """The loss of a model that was given none, and how it came about in words."""
+    own = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    if isinstance(own, Tensor) and own.numel() == 1:
+        return own.reshape(()), "the loss that the model returned"
+    found = [t for _, t in tensors_in(output) if t.is_floating_point() or t.is_complex()]
+    if len(found) == 1 and found[0].ndim == 0:
+        return found[0], "the scalar that the model returned"
+    useful = [t for t in found if t.requires_grad]
+    if not useful:
+        kinds = ", ".join(f"{p or 'output'}: {t.dtype}" for p, t in tensors_in(output)) or type(output).__name__
+        message = (
+            f"{name} returned no tensor that can be differentiated ({kinds}). "
+            "Check that parameters require a gradient and that the output is not detached, or pass loss=."
+        )
+        raise NothingToDifferentiateError(message)
+    generator = torch.Generator().manual_seed(_SEED)
+    directions = [torch.randn(t.shape, generator=generator, dtype=torch.float64) for t in useful]
+    norm = torch.stack([d.square().sum() for d in directions]).sum().sqrt()
+    parts = [
+        (torch.view_as_real(t).sum(-1) if t.is_complex() else t).mul((d / norm).to(t.device, _real(t.dtype))).sum()
+        for t, d in zip(useful, directions, strict=True)
+    ]
+    total = parts[0].to(torch.promote_types(parts[0].dtype, torch.float32))
+    for part in parts[1:]:
+        total = total + part.to(total.device)
+    return total, f"a random direction of norm 1 over {len(useful)} output tensor(s), seed {_SEED}"
+
+
+def _real(dtype: torch.dtype) -> torch.dtype:
+    return dtype.to_real() if dtype.is_complex else dtype
+
+
+def check_loss(scalar: Any, name: str) -> None:
+    """Raise for what cannot be differentiated.
+
+    Raises:
+        ModelError: not a tensor with one value.
+        NothingToDifferentiateError: it requires no gradient.
+    """
+    if not isinstance(scalar, Tensor):
+        message = f"the loss of {name} must be a tensor with one value, but is {type(scalar).__name__}"
+        raise ModelError(message)
+    if scalar.numel() != 1:
+        message = (
+            f"the loss of {name} must have one value, but has shape {tuple(scalar.shape)}; reduce it, e.g. .mean()"
+        )
+        raise ModelError(message)
+    if not scalar.requires_grad:
+        message = (
+            f"the loss of {name} does not depend on anything that requires a gradient: "
+            "all parameters are frozen, the output is detached, or the model ran under no_grad."
+        )
+        raise NothingToDifferentiateError(message)
+
+
+@contextmanager
+def naming_the_cut(plan: Callable[[], Plan | None]) -> Iterator[None]:
+    """Where nothing that requires a gradient is left, say which node of the forward cut it off.
+
+    Raises:
+        NothingToDifferentiateError: as raised inside, with the last node that took a value that requires a gradient and
+            returned none.
+    """
+    try:
+        yield
+    except NothingToDifferentiateError as error:
+        cut = last_cut(plan())
+        if cut is None:
+            raise
+        message = f"{error} The last node that cuts the gradient off is {cut}."
+        raise NothingToDifferentiateError(message) from error.__cause__
+
+
+def last_cut(plan: Plan | None) -> str | None:
+    """Key and source line of the last node that took a value requiring a gradient and returned none that does."""
+    if plan is None:
+        return None
+    requires = {
+        (number, output.position): output.requires_grad
+        for number, call in enumerate(plan.calls) for output in call.outputs
+    }  # fmt: skip
+    for number in range(len(plan.calls) - 1, -1, -1):
+        call = plan.calls[number]
+        if call.op == "output" or any(output.requires_grad and call.grad_enabled for output in call.outputs):
+            continue
+        without = not call.grad_enabled and call.owned and not call.frozen
+        if without or any(requires.get((ref.call, ref.position)) for _, ref in call.uses()):
+            node = plan.nodes[number]
+            return f"{node.key} ({node.source})" if node.source else node.key
+    return None

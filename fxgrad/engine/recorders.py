@@ -1,0 +1,92 @@
+"""Which recorder observes a call: the native one, or Python's and why."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from fxgrad.capture.modules import ModuleMap
+from fxgrad.courses.known import Observer
+from fxgrad.probes.recording import Recording
+from fxgrad.record.library import Patience, reason
+from fxgrad.record.parameters import ParameterHooks
+from fxgrad.record.recorder import Recorder
+from fxgrad.torch_support.private import compiled_autograd_on
+
+if TYPE_CHECKING:
+    from fxgrad.engine.step import Options
+
+_AGAIN = 1.0  # seconds after which a reason that is read from files is read again
+
+
+class Recorders:
+    """Chooses the recorder of each call of one model; has the native one built once the watch has run for some time."""
+
+    def __init__(self, recorder: Recorder, modules: ModuleMap, parameters: ParameterHooks, options: Options) -> None:
+        self._recorder = recorder
+        self._modules = modules
+        self._parameters = parameters
+        self._options = options
+        self._patience = Patience()
+        self._native: Observer | None = None
+        self._reason = ""
+        self._read_at = -_AGAIN
+
+    def prepare(self) -> None:
+        """Take the native recorder up where it is there now.  Call between two steps, before parameters get hooks."""
+        options = self._options
+        if self._native is not None or options.one_shot or options.capture == "eager" or not options.native:
+            return
+        self._patience.tick()
+        found = self._recorder.library
+        if found is not None:
+            edges = options.sites == "edge"
+            self._native = Observer(found, self._modules, options.level, edges=edges)
+            self._parameters.use(found, options.level)
+            self._modules.use(found)
+
+    def record_for(self, recording: Recording) -> bool:
+        """Give the probes of a graph C++ hooks where these can be had; whether they can."""
+        native = self._native
+        if native is None or recording.rewriting is not None or compiled_autograd_on():
+            return False
+        recording.record = native.record_of(recording)
+        recording.sizes = recording.record.shapes
+        return True
+
+    def choose(self, recording: Recording) -> tuple[Observer | None, str]:
+        """The native observer for this call, or why the Python recorder does it."""
+        if self._native is not None:
+            self._native.trained = self._parameters.trained
+        why = self._unwanted() or self._unfit(recording)
+        return (self._native, "every operator was that of a known course") if why is None else (None, why)
+
+    def rename(self, recording: Recording) -> None:
+        """Before a flow is read: name a call that left the known courses as well as can be by now."""
+        if self._native is not None:
+            self._native.rename(recording)
+
+    def _unwanted(self) -> str | None:
+        options = self._options
+        if options.capture == "eager":
+            return "asked for"
+        if options.one_shot:
+            return "one-shot: the native recorder pays from the second call on"
+        return None if options.native else "native=False"
+
+    def _unfit(self, recording: Recording) -> str | None:
+        if self._native is None:
+            return self._why()
+        if recording.rewriting is not None:
+            return "rewrite rules act where Python hooks are"
+        if recording.values is not None and self._options.channels:
+            return "channels are measured where Python hooks are"
+        if compiled_autograd_on():
+            return "compiled autograd knows Python hooks only"
+        return self._native.refused
+
+    def _why(self) -> str:
+        now = time.monotonic()
+        if now - self._read_at >= _AGAIN:
+            self._read_at, self._reason = now, reason() or "it is being loaded"
+        return f"no native recorder: {self._reason}"

@@ -1,0 +1,280 @@
+"""The engine: runs a model's forward under observation, by the recorder that fits, and keeps what came of it."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from fxgrad.capture.calls import positional_names
+from fxgrad.capture.captured import Plan
+from fxgrad.capture.eager import Session
+from fxgrad.capture.modules import ModuleMap
+from fxgrad.courses.values import finished
+from fxgrad.engine.assembly import assemble
+from fxgrad.engine.forward_values import accumulating, begin
+from fxgrad.engine.recorders import Recorders
+from fxgrad.engine.training import Training
+from fxgrad.errors import NoFlowError
+from fxgrad.probes.edges import EdgeNotes, hook_edges
+from fxgrad.probes.leaves import LeafHook
+from fxgrad.probes.probe import put
+from fxgrad.probes.recording import Recording
+from fxgrad.record.aside import Aside
+from fxgrad.record.parameters import ParameterHooks
+from fxgrad.record.recorder import Kept, Recorder
+from fxgrad.record.values import ValueRecorder
+from fxgrad.rewriting.apply import MARK, NodeRules, rules_of
+from fxgrad.rewriting.tally import Windows
+from fxgrad.schema import CaptureReport, FrontEnd, GradientFlow, Level, SiteKind, Statistics
+from fxgrad.torch_support.leaf_hooks import LeafHooks
+from fxgrad.torch_support.private import functorch_active, without_torch_function
+
+# Norms that a float32 sum of squares holds with room to spare (1e-23 ** 2 is 0, 1.9e19 ** 2 is Inf).
+_TELLABLE = (1e-15, 1e15)
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What is observed.
+
+    Attributes:
+        level: statistics level.
+        capture: ``"auto"`` or ``"eager"``, the model's own Python; ``"symbolic"``, a graph module.
+        sites: ``"edge"`` to measure the part of each consumer of a value as well.
+        forward: whether the values themselves are measured, in the forward pass.
+        channels: whether gradients of what convolutions and linear ops return are measured unit by unit as well.
+        native: whether the native recorder may be used, and had built.
+        one_shot: for a single call.
+    """
+
+    level: Level = "norm"
+    capture: str = "auto"
+    sites: SiteKind = "node"
+    forward: bool = False
+    channels: bool = False
+    native: bool = True
+    one_shot: bool = False
+
+
+class Engine:
+    """Observes the forward calls of one model.
+
+    Args:
+        model: the model.
+        forward: what a call runs (the model's own forward).
+        options: what is observed.
+    """
+
+    def __init__(self, model: nn.Module, forward: Callable[..., Any], options: Options) -> None:
+        self.model = model
+        self.forward = forward
+        self.options = options
+        self.recorder = Recorder(options.level, native=options.native)
+        self.modules = ModuleMap(model)
+        self.parameters = ParameterHooks(self.recorder)
+        self.loss_words = "the caller's own backward pass"
+        self._numbers = itertools.count()
+        self._names = positional_names(forward)
+        self._previous: Plan | None = None
+        self._values = ValueRecorder(options.level, native=options.native) if options.forward else None
+        self._live: weakref.WeakSet[Recording] = weakref.WeakSet()  # a freed autograd graph takes its recording along
+        self._flows: dict[int, GradientFlow] = {}
+        self.leaves = LeafHooks(LeafHook)
+        self.training: Training | None = None
+        self._windows = Windows()
+        self._recorders = Recorders(self.recorder, self.modules, self.parameters, options)
+
+    @property
+    def plan(self) -> Plan | None:
+        """The graph of the latest observed call; None before the first."""
+        return self._previous
+
+    # ---- running ---------------------------------------------------------------------------------------------
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the forward under observation where that makes sense, else as it is."""
+        return self.run(args, kwargs, observe=True)
+
+    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, observe: bool) -> Any:
+        """Run the forward under the model's rewrite rules and, if ``observe``, under observation."""
+        observe = observe and self.recorder.on
+        rules = rules_of(self.model)
+        if torch.is_grad_enabled():
+            self._windows.close()
+        if not (observe or rules) or not torch.is_grad_enabled() or functorch_active():
+            return self._plain(args, kwargs)
+        with without_torch_function():
+            recording = self._begin(rules, observe=observe)
+        result = self._record(recording, args, kwargs)
+        with without_torch_function():
+            self._finish(recording)
+            if observe and self.parameters.lazy:  # made in the forward, by now
+                self.parameters.refresh(self.modules.parameters)
+        if observe:
+            self._live.add(recording)
+        return result
+
+    def _plain(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the forward as it is."""
+        return self.forward(*args, **kwargs)
+
+    def _record(self, recording: Recording, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the forward under the recorder for this call, which sets ``recording.plan`` and ``recording.report``."""
+        observer, reason = self._recorders.choose(recording)
+        if observer is None:
+            return self._run_python(recording, args, kwargs, reason)
+        with without_torch_function():
+            prepared = observer.prepare(args, kwargs, self._names)
+        if prepared is None:
+            return self._run_python(recording, args, kwargs, observer.refused or "")
+        learning = prepared.learning
+        if learning is not None:
+            return observer.learn(
+                recording, lambda session: self._run_python(recording, args, kwargs, learning, session), prepared
+            )
+        result = observer.follow(recording, lambda: self.forward(*args, **kwargs), prepared)
+        if recording.deviation is None:
+            self._previous = recording.plan
+        else:
+            reason = recording.deviation.words
+        recording.report = self._report("eager", "native", reason)
+        return result
+
+    def _run_python(
+        self, recording: Recording, args: tuple[Any, ...], kwargs: dict[str, Any], reason: str,
+        session: Callable[..., Session] = Session,
+    ) -> Any:  # fmt: skip
+        """The Python recorder: the model's own Python under a ``TorchFunctionMode``, once."""
+        previous = self._previous
+        if previous is not None:
+            recording.escalated = frozenset(previous.escalated)
+        result = session(self.modules, recording, put, previous).run(self.forward, args, kwargs, self._names)
+        self._previous = recording.plan
+        recording.report = self._report("eager", "python", reason)
+        return result
+
+    def _report(self, front_end: FrontEnd, recorder: str, reason: str) -> CaptureReport:
+        return CaptureReport(
+            front_end, reason, type(self.model).__name__, self.model.training, torch.__version__, recorder=recorder
+        )
+
+    def _finish(self, recording: Recording) -> None:
+        """The forward has returned."""
+        if recording.rewriting is not None:
+            recording.rewriting.settle()
+        if recording.edges is not None and recording.slots is None:
+            hook_edges(recording)
+        if recording.values is not None:
+            recording.values.finish()
+            if recording.written is not None:
+                finished(recording.values.taken.sites, recording, recording.written)
+
+    def _begin(self, rules: NodeRules | None, *, observe: bool) -> Recording:
+        self.recorder.settle()
+        self.modules.refresh()
+        self._recorders.prepare()
+        expected = len(self._previous.sites) + len(self._previous.fan_out) if self._previous is not None else 0
+        recording = Recording(self.recorder, next(self._numbers) if observe else -1, expected)
+        recording.leaves = self.leaves
+        if observe:
+            recording.parameters = self.parameters.refresh(self.modules.parameters)
+            recording.edges = EdgeNotes(None) if self.options.sites == "edge" else None
+            known = self.parameters.accumulating
+            recording.accumulating = accumulating(recording.parameters) if known is None else known
+            recording.values = begin(self._values, self.modules, recording if self.options.channels else None)
+            recording.window = self._windows.open(self.model, MARK, functools.partial(Aside, self.options.level))
+            if self.training is not None:
+                self.training.forward(recording)
+        if rules is not None:
+            recording.rewriting = rules.begin(recording, observing=observe)
+        return recording
+
+    def _release_finished(self) -> None:
+        """Forget the forward calls whose backward has run."""
+        finished = {id(kept.recording) for kept in tuple(self.recorder.history)}  # at once: other threads append
+        for recording in [r for r in self._live if id(r) in finished]:
+            self._live.discard(recording)
+
+    def rest(self) -> None:
+        """Before a forward call that is not observed: parameters carry no hooks, unless a backward is still to come."""
+        if not self.parameters.on:
+            return
+        self.recorder.settle()
+        self._release_finished()
+        if not self._live:
+            self.parameters.remove()
+
+    def close(self) -> None:
+        """Take every hook off."""
+        self.recorder.settle()
+        self.recorder.on = False
+        self._live.clear()
+        self.leaves.remove()
+        self.parameters.remove()
+
+    # ---- reading ---------------------------------------------------------------------------------------------
+
+    def history(self) -> list[GradientFlow]:
+        """The flows of all kept events, oldest first."""
+        self.recorder.settle()
+        return self._completed(self._finished())
+
+    def _finished(self) -> list[Kept]:
+        """The kept events of forward calls that returned; one that raised has no graph."""
+        return [kept for kept in self.recorder.history if kept.recording.plan is not None]
+
+    def flow(self) -> GradientFlow:
+        """The flow of the latest event.
+
+        Raises:
+            NoFlowError: no backward pass has run through a recorded forward call yet.
+        """
+        self.recorder.settle()
+        finished = self._finished()
+        if not finished:
+            message = (
+                f"no gradient flow of {type(self.model).__name__} is recorded yet: "
+                "call the model with gradients enabled and run backward() first"
+            )
+            raise NoFlowError(message)
+        return self._completed(finished[-1:])[0]
+
+    def _completed(self, events: list[Kept]) -> list[GradientFlow]:
+        flows = [self.flow_of(kept) for kept in events]
+        return flows if self.training is None else self.training.complete(events, flows)
+
+    def flow_of(self, kept: Kept) -> GradientFlow:
+        """The flow of an event, without what lies around the backward pass; made once."""
+        key = id(kept)
+        if key not in self._flows:
+            self._recorders.rename(kept.recording)
+            self._flows = {id(k): self._flows[id(k)] for k in self.recorder.history if id(k) in self._flows}
+            self._flows[key] = flow = assemble(kept, self.loss_words, self.options.level)
+            own = [site.statistics for site in flow.sites]
+            if kept.recording.edges is not None:
+                edges = dict(zip(kept.recording.plan.uses, flow.edges, strict=True))
+                own += [edges[use].statistics for use in kept.recording.plan.fan_out]
+            _escalate(kept.recording.plan.escalated, dict(enumerate(own)))
+            numbers = [number for number, _, _ in kept.recording.parameters]
+            found = dict(zip(numbers, (record.statistics for record in flow.parameters), strict=True))
+            _escalate(self.recorder.escalated, found)
+        return self._flows[key]
+
+
+def _escalate(marked: set[int], found: Mapping[int, Statistics | None]) -> None:
+    """Mark what ``norm`` could not tell (0 or Inf) to be measured at ``full``, for as long as that stays so."""
+    for number, statistics in found.items():
+        if statistics is None:
+            continue
+        if statistics.level == "norm":
+            if statistics.outside_range:
+                marked.add(number)
+        elif number in marked and _TELLABLE[0] < statistics.l2_norm < _TELLABLE[1]:
+            marked.discard(number)

@@ -1,0 +1,400 @@
+"""What ``fxgrad.instrument(model, engine="function")`` returns: a graph module for ``torch.compile``."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import itertools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from fxgrad.capture.agreement import DisagreementError, agree, node_word
+from fxgrad.capture.calls import positional_names
+from fxgrad.capture.captured import Plan
+from fxgrad.capture.eager import Session
+from fxgrad.capture.learning import LearningRun
+from fxgrad.capture.modules import ModuleMap
+from fxgrad.capture.symbolic import Trace, refusal
+from fxgrad.capture.tracing import call_key, faithful_trace, modes_of
+from fxgrad.engine.assembly import assemble
+from fxgrad.errors import CaptureError, NoFlowError
+from fxgrad.handles.watching import refuse_unwatchable
+from fxgrad.probes.functionalise import decide, watch_run
+from fxgrad.probes.insert import compiled
+from fxgrad.probes.insert_function import Inserted, insert_function_probes
+from fxgrad.probes.recording import Recording
+from fxgrad.record.parameters import ParameterHooks
+from fxgrad.record.slot_recorder import KeptRuns, SlotFacts, SlotRecorder, kept_of
+from fxgrad.schema import REASONS, BlindSpot, CaptureReport, GradientFlow
+from fxgrad.torch_support.fake import FakeModel, fake_like, like
+from fxgrad.torch_support.preserve import random_streams
+from fxgrad.torch_support.private import functorch_active, has_hooks
+from fxgrad.torch_support.structure import tensors_in
+
+_SHARED = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")
+_KINDS = 64  # kinds of calls whose shapes are kept
+_OTHER_WAY = "torch.compile(model, backend='fxgrad') takes models that cannot be traced; fxgrad.watch takes any model"
+
+
+@dataclass(slots=True, eq=False)
+class Ready:
+    """A graph with function probes, for calls of one kind."""
+
+    key: Any
+    trace: Trace
+    plan: Plan
+    inserted: Inserted
+    function: Callable[..., Any]
+
+
+@dataclass(slots=True, eq=False)
+class Run:
+    """One call: what its flow needs besides the slots."""
+
+    number: int
+    ready: Ready
+    report: CaptureReport
+    parameters: list[tuple[int, tuple[str, ...], Tensor]]
+    flags: tuple[bool, ...]
+    args: list[tuple[Any, ...]]
+
+
+@dataclass(slots=True)
+class _Prepared:
+    run: Run
+    slots: Tensor
+    tensors: list[Tensor]
+
+
+class Capturer:
+    """Makes graphs with function probes of one model, and runs it without data."""
+
+    def __init__(self, model: nn.Module, capture: str) -> None:
+        self.model = model
+        self.modules = ModuleMap(model)
+        self.names = positional_names(model.forward)
+        self.checks = capture != "symbolic"
+        self._ready: list[Ready] = []
+        self._sites: dict[Any, tuple[list[tuple[int, ...]], set[int]]] = {}
+
+    def ready(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ready:
+        """The graph for a call with these arguments.
+
+        Raises:
+            CaptureError: the model cannot be traced faithfully; the message says why.
+        """
+        if self.modules.refresh():
+            self._ready = []
+        key = (call_key(args, kwargs), modes_of(self.modules))
+        for ready in self._ready:
+            if ready.key == key:
+                return ready
+        try:
+            made = self._make(key, args, kwargs)
+        except CaptureError as error:
+            message = str(error)
+            raise CaptureError(message if _OTHER_WAY in message else f"{message}. {_OTHER_WAY}") from error
+        self._ready = [*self._ready, made][-4:]
+        return made
+
+    def _make(self, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ready:
+        made = faithful_trace(self.modules, self.model.forward, args, kwargs, checked=self.checks)
+        with random_streams():
+            fake = FakeModel(self.model)
+            if self.checks:
+                plan = self._eager(fake, args, kwargs)
+                try:
+                    numbers = agree(made.graph, plan)
+                except DisagreementError as error:
+                    raise refusal(self.model, [str(error)]) from error
+            else:
+                plan, numbers = self._traced(FakeModel(self.model), made, args, kwargs)
+            inserted = self._insert(fake, made, plan, numbers, (args, kwargs))
+        return Ready(key, made, plan, inserted, compiled(inserted.graph))
+
+    def _eager(self, fake: FakeModel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
+        recording = Recording(None, 0, 0)
+        session = Session(ModuleMap(fake.model), recording, _no_hook, None)
+        given, named = fake.arguments((args, kwargs))
+        self._without_data(fake, lambda: session.run(fake.model.forward, given, named, self.names))
+        plan: Plan = recording.plan
+        return plan
+
+    def _traced(
+        self, fake: FakeModel, made: Trace, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Plan, dict[fx.Node, int]]:
+        recording = Recording(None, 0, 0)
+        run = LearningRun(ModuleMap(fake.model), recording, _no_hook, None)
+        given, named = fake.arguments((args, kwargs))
+        _, numbers = self._without_data(fake, lambda: run.run_graph(made, given, named, self.names))
+        return recording.plan, numbers
+
+    def _without_data(self, fake: FakeModel, call: Callable[[], Any]) -> Any:
+        try:
+            with fake.running():
+                return call()
+        except Exception as error:
+            message = (
+                f"{type(self.model).__name__} cannot be run without data to see which values it makes: "
+                f"{type(error).__name__}: {str(error).splitlines()[0]}"
+            )
+            raise CaptureError(message) from error
+
+    def _insert(self, fake: FakeModel, made: Trace, plan: Plan, numbers: dict[fx.Node, int], given: Any) -> Inserted:
+        graph = made.graph
+        values = [tensor for _, tensor in tensors_in(fake.arguments(given))]
+        facts = self._without_data(fake, lambda: watch_run(graph, fake.model, values))
+        types = {place.path: place.type for place in self.modules.places.values()}
+        decisions = decide(graph, facts, lambda node: _word(node, types))
+        table = plan.probe_table
+        return insert_function_probes(graph, facts, decisions, {n: table[c] for n, c in numbers.items()})
+
+    def sites(self, run: Run) -> tuple[list[tuple[int, ...]], set[int]]:
+        """Shape of each site in a run, and the sites whose value required no gradient then."""
+        kind = (run.ready, run.flags, tuple(run.args))
+        if kind not in self._sites:
+            if len(self._sites) >= _KINDS:
+                self._sites.clear()
+            self._sites[kind] = self._learn_sites(run)
+        return self._sites[kind]
+
+    def _learn_sites(self, run: Run) -> tuple[list[tuple[int, ...]], set[int]]:
+        plan = run.ready.plan
+        fake = FakeModel(self.model)
+        for parameter, flag in zip(fake.model.parameters(), run.flags, strict=True):
+            parameter.requires_grad_(flag)
+        recording = Recording(None, 0, 0)
+        learning = LearningRun(ModuleMap(fake.model), recording, _no_hook, None)
+        _, values = fake_like(run.args, fake.mode)
+        with random_streams(), fake.running():
+            learning.run_graph(run.ready.trace, tuple(values), {}, self.names)
+        made: Plan = recording.plan
+        shapes = [tuple(shape) for shape in recording.shapes]
+        if len(made.sites) != len(plan.sites):
+            return [spec.output.shape for spec in plan.sites], set()
+        return shapes, recording.not_required
+
+
+def _no_hook(recording: Any, value: Any, site: int) -> None:
+    """No backward pass follows a run without data."""
+
+
+def _word(node: fx.Node, types: dict[str, str]) -> str:
+    if node.op == "call_module":
+        return types.get(str(node.target), "")
+    return node_word(node) if node.op in ("call_function", "call_method") else ""
+
+
+class Compilable(fx.GraphModule):
+    """A model with function probes, made for ``torch.compile(..., fullgraph=True)``; it runs without a compiler too.
+
+    Parameters, buffers and submodules are the model's own objects.  The first call with arguments of one structure
+    traces the model, with Python state baked in.  Each call brings a small leaf tensor, whose gradient is the
+    statistics, so that events are never added up; it is no parameter, no buffer, and nothing that an optimizer sees.
+    """
+
+    _observer: _Observer
+
+    def __init__(self, model: nn.Module, capture: str) -> None:
+        refuse_unwatchable(model)
+        graph = fx.Graph()
+        graph.output(None)
+        super().__init__(model, graph, class_name=type(model).__name__)
+        for name in _SHARED:
+            self.__dict__[name] = model.__dict__[name]
+        self.__dict__["training"] = model.training
+        self.__dict__["_observer"] = _Observer(model, capture)
+        self.__dict__["_compiled_call"] = None
+
+    # ---- the call --------------------------------------------------------------------------------------------
+
+    def recompile(self) -> Any:
+        """Regenerate the code of the graph, which is for reading."""
+        code = super().recompile()
+        kind: Any = type(self)
+        kind.forward = _forward
+        kind.__call__ = _CALL
+        return code
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """As ``nn.Module.compile``: calls of this module run compiled from now on."""
+        self.__dict__["_compiled_call"] = torch.compile(_RUN.__get__(self), *args, **kwargs)
+
+    def train(self, mode: bool = True) -> Compilable:  # noqa: FBT001, FBT002  # nn.Module's own signature
+        """Set training mode, on the model too."""
+        super().train(mode)
+        observer = self.__dict__.get("_observer")
+        if observer is not None:
+            observer.model.training = mode
+        return self
+
+    # ---- reading ---------------------------------------------------------------------------------------------
+
+    def flow(self) -> GradientFlow:
+        """The flow of the latest backward event; copies its statistics to the host, once.
+
+        Raises:
+            NoFlowError: no backward pass has run through a call yet.
+        """
+        found = self._observer.flows(latest=True)
+        if not found:
+            message = (
+                f"no gradient flow of {type(self._observer.model).__name__} is recorded yet: call the module with "
+                "gradients enabled and run backward() first (torch.autograd.grad does not reach the slots)"
+            )
+            raise NoFlowError(message)
+        return found[-1]
+
+    @property
+    def history(self) -> tuple[GradientFlow, ...]:
+        """The flows of the latest backward events (at most 128), oldest first."""
+        return tuple(self._observer.flows())
+
+    def remove(self) -> None:
+        """Take the hooks off the parameters; calls run the model plainly from now on."""
+        self._observer.close()
+
+    # ---- copies ----------------------------------------------------------------------------------------------
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Compilable:
+        """The same pass on a deep copy of the model."""
+        made = Compilable(copy.deepcopy(self._observer.model, memo), self._observer.capture)
+        memo[id(self)] = made
+        return made
+
+    def __copy__(self) -> Compilable:
+        """The same pass on the same model, with a recorder of its own."""
+        return Compilable(self._observer.model, self._observer.capture)
+
+    def __reduce__(self) -> Any:
+        """The model and the options: the pass is run again where it is loaded."""
+        return Compilable, (self._observer.model, self._observer.capture)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """As ``__reduce__``, for every protocol."""
+        del protocol
+        return self.__reduce__()
+
+
+class _Observer:
+    """Prepares calls and keeps what came of them."""
+
+    def __init__(self, model: nn.Module, capture: str) -> None:
+        self.model = model
+        self.capture = capture
+        self.recorder = SlotRecorder()
+        self.parameters = ParameterHooks(self.recorder)  # type: ignore[arg-type]
+        self.capturer = Capturer(model, capture)
+        self._numbers = itertools.count()
+        self._flows: dict[int, list[GradientFlow]] = {}
+
+    def prepare(self, owner: Compilable, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Prepared | None:
+        if not self.recorder.on or not torch.is_grad_enabled() or functorch_active():
+            return None
+        self.recorder.settle()
+        ready = self.capturer.ready(args, kwargs)
+        if ready.inserted.graph is not owner.graph:
+            owner.graph = ready.inserted.graph
+        listed = self.parameters.refresh(self.capturer.modules.parameters)
+        tensors = [tensor for _, tensor in tensors_in((args, kwargs))]
+        report = CaptureReport(
+            "symbolic", "a graph module for torch.compile was asked for", type(self.model).__name__,
+            self.model.training, torch.__version__, recorder="slots",
+        )  # fmt: skip
+        run = Run(
+            next(self._numbers), ready, report, listed, tuple(p.requires_grad for p in self.model.parameters()),
+            [like(tensor) for tensor in tensors],
+        )  # fmt: skip
+        device = next((p.device for _, _, p in listed), tensors[0].device if tensors else torch.device("cpu"))
+        dtype = torch.float32 if device.type == "mps" else torch.float64
+        return _Prepared(run, torch.zeros(ready.inserted.size, dtype=dtype, device=device, requires_grad=True), tensors)
+
+    def finish(self, prepared: _Prepared, returned: Any) -> Any:
+        self.recorder.expect(prepared.run, prepared.slots)
+        return prepared.run.ready.trace.rebuild(returned)
+
+    def close(self) -> None:
+        self.recorder.settle()
+        self.recorder.on = False
+        self.parameters.remove()
+
+    def flows(self, *, latest: bool = False) -> list[GradientFlow]:
+        self.recorder.settle()
+        events = list(self.recorder.history)[-1:] if latest else list(self.recorder.history)
+        self._flows = {id(e): self._flows[id(e)] for e in self.recorder.history if id(e) in self._flows}
+        for event in events:
+            if id(event) not in self._flows:
+                self._flows[id(event)] = self._assembled(event)
+        return [flow for event in events for flow in self._flows[id(event)]]
+
+    def _assembled(self, event: KeptRuns) -> list[GradientFlow]:
+        return [self._flow(event, run, slots) for run, slots in sorted(event.runs, key=lambda entry: entry[0].number)]
+
+    def _flow(self, event: KeptRuns, run: Run, slots: Tensor) -> GradientFlow:
+        ready = run.ready
+        recording: Any = Recording(None, run.number, 0)
+        recording.shapes, recording.not_required = self.capturer.sites(run)
+        recording.plan, recording.report, recording.parameters = ready.plan, run.report, run.parameters
+        facts = SlotFacts(len(ready.plan.sites), ready.inserted.slot_of, recording.shapes)
+        kept = kept_of(recording, slots, facts)
+        kept.event, kept.parameters = event.number, event.parameters
+        flow = assemble(kept, "the caller's own backward pass", "norm")
+        return explained(flow, ready.inserted.unprobed)
+
+
+def explained(flow: GradientFlow, unprobed: Mapping[int, str]) -> GradientFlow:
+    """The flow with the reasons of sites (by number) that have no probe."""
+    why = {flow.sites[number].id: text for number, text in unprobed.items()}
+    spots = tuple(
+        BlindSpot(s.key, s.output_position, "no_probe", f"{REASONS['no_probe']} ({why[s.id]})")
+        if s.id in why and s.reason in ("not_reached", "output_unused", "detached") else s
+        for s in flow.blind_spots
+    )  # fmt: skip
+    return dataclasses.replace(flow, blind_spots=spots)
+
+
+# ---- the call, outside of what is compiled ---------------------------------------------------------------------
+
+
+@torch.compiler.disable(recursive=True)  # type: ignore[no-untyped-call, untyped-decorator]
+def _prepare(self: Compilable, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Prepared | None:
+    prepared: _Prepared | None = self._observer.prepare(self, args, kwargs)
+    return prepared
+
+
+@torch.compiler.disable(recursive=True)  # type: ignore[no-untyped-call, untyped-decorator]
+def _finish(self: Compilable, prepared: _Prepared, returned: Any) -> Any:
+    return self._observer.finish(prepared, returned)
+
+
+@torch.compiler.disable(recursive=False)  # type: ignore[no-untyped-call, untyped-decorator]
+def _run(self: Compilable, *args: Any, **kwargs: Any) -> Any:
+    """One call.  This frame stays Python under ``torch.compile``; the graph's own function is what gets compiled."""
+    prepared = _prepare(self, args, kwargs)
+    model = self._observer.model
+    if prepared is None:
+        return model.forward(*args, **kwargs)
+    returned = prepared.run.ready.function(model, prepared.slots, *prepared.tensors)
+    return _finish(self, prepared, returned)
+
+
+@torch.compiler.disable(recursive=False)  # type: ignore[no-untyped-call, untyped-decorator]
+def _call(self: Compilable, *args: Any, **kwargs: Any) -> Any:
+    compiled_call = self.__dict__["_compiled_call"]
+    if has_hooks(self):
+        return nn.Module.__call__(self, *args, **kwargs)
+    return _RUN(self, *args, **kwargs) if compiled_call is None else compiled_call(*args, **kwargs)
+
+
+def _forward(self: Compilable, *args: Any, **kwargs: Any) -> Any:
+    """The forward of a compilable model."""
+    compiled_call = self.__dict__["_compiled_call"]
+    return _RUN(self, *args, **kwargs) if compiled_call is None else compiled_call(*args, **kwargs)
+
+
+_CALL: Any = _call
+_RUN: Any = _run

@@ -1,0 +1,217 @@
+"""A model under observation: the handle that ``fxgrad.watch`` returns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.amp import GradScaler
+from torch.optim import Optimizer
+
+from fxgrad.diagnosis.limits import checked_limits
+from fxgrad.engine.alarms import Alarms, OnFinding, checked_listener
+from fxgrad.engine.holding import host_of, hosting, refuse_unhostable
+from fxgrad.engine.step import Engine, Options
+from fxgrad.engine.training import Training, checked_optimizers, checked_scaler
+from fxgrad.errors import NoFlowError, WatchError
+from fxgrad.handles.graphs import GraphEngine
+from fxgrad.schema import Diagnosis, Finding, GradientFlow, Level
+
+if TYPE_CHECKING:
+    from fxgrad.diagnosis import Thresholds
+
+
+@dataclass(frozen=True, slots=True)
+class Around:
+    """What a watch is told of the training around the model.
+
+    Attributes:
+        optimizers: whose steps are measured.
+        scaler: of the loss.
+        limits: by statistics word.
+        on_finding: who is told of findings.
+    """
+
+    optimizers: tuple[Optimizer, ...] = ()
+    scaler: GradScaler | None = None
+    limits: Mapping[str, float] = field(default_factory=dict)
+    on_finding: OnFinding | None = None
+
+    @staticmethod
+    def of(level: Level, *, optimizer: Any, scaler: Any, limits: Any, on_finding: Any) -> Around:
+        """The options of ``fxgrad.watch``.
+
+        Raises:
+            OptionError: one has a value that it cannot have.
+        """
+        checked = {} if limits is None else checked_limits(limits, level)
+        return Around(checked_optimizers(optimizer), checked_scaler(scaler), checked, checked_listener(on_finding))
+
+
+class Watch:
+    """A model under observation.  Made by ``fxgrad.watch``; also a context manager."""
+
+    observes = True
+
+    def __init__(
+        self,
+        model: nn.Module,
+        options: Options,
+        *,
+        every: int = 1,
+        one_shot: bool = False,
+        around: Around | None = None,
+    ) -> None:
+        """``one_shot``: for a single call, which may lie above an outer watch on the same model."""
+        if not one_shot:
+            refuse_unwatchable(model)
+        self._model = model
+        self._every = every
+        self._forwards = 0
+        self._paused = False
+        self.one_shot = one_shot
+        host = hosting(model)
+        kind = GraphEngine if options.capture == "symbolic" else Engine
+        self.engine = kind(model, host.plain, options)
+        self._host = host.take_in(self)
+        self._host.one_shots += one_shot
+        self._training, self._alarms = self._surround(Around() if around is None else around)
+
+    def _surround(self, around: Around) -> tuple[Training | None, Alarms]:
+        engine = self.engine
+        if around.optimizers or around.scaler is not None:
+            engine.training = Training(engine.recorder, around.optimizers, around.scaler)
+        scale_of = (lambda _: None) if engine.training is None else engine.training.scale_of
+        alarms = Alarms(around.limits, around.on_finding, engine.flow_of, scale_of)
+        if around.limits:
+            engine.recorder.ended = alarms.ended
+        return engine.training, alarms
+
+    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the model's own forward, observed where this call is to be."""
+        return self.engine.run(args, kwargs, observe=self._wants())
+
+    def _wants(self) -> bool:
+        if self._paused or not self.engine.recorder.on:
+            return False
+        if self._model.training and torch.is_grad_enabled():
+            self._forwards += 1
+            if (self._forwards - 1) % self._every:
+                self.engine.rest()
+                return False
+        return True
+
+    def returned(self, result: Any) -> None:
+        """Nothing to do behind the forward."""
+
+    # ---- for the user --------------------------------------------------------------------------------------
+
+    def flow(self) -> GradientFlow:
+        """The flow of the latest backward event; copies the statistics to the host, once.
+
+        Raises:
+            NoFlowError: no backward pass has run through an observed forward call yet.
+        """
+        self._host.stay()
+        try:
+            return self.engine.flow()
+        except NoFlowError as error:
+            if not self._host.covered:
+                raise
+            name = type(self._model).__name__
+            message = (
+                f"{error}. The forward of this {name} was replaced while it was watched: watch it again after that"
+            )
+            raise NoFlowError(message) from None
+
+    @property
+    def history(self) -> tuple[GradientFlow, ...]:
+        """The flows of the latest backward events (at most 128), oldest first; one per forward call of an event."""
+        self._host.stay()
+        return tuple(self.engine.history())
+
+    def diagnose(self, thresholds: Thresholds | None = None) -> Diagnosis:
+        """What the rules say of ``history``: ``fxgrad.diagnosis.diagnose`` over it.
+
+        ``on_finding`` is told of the findings that were not reported before, by rule and place.
+
+        Raises:
+            NoFlowError: no backward pass has run through an observed forward call yet.
+            Exception: what ``on_finding`` raised first, once it was told of all.
+        """
+        from fxgrad.diagnosis import diagnose
+
+        self.flow()
+        found = diagnose(self.history, thresholds)
+        self._alarms.report(found.findings)
+        return found
+
+    @property
+    def alarms(self) -> tuple[Finding, ...]:
+        """The latest alarms of ``limits`` (at most 128), oldest first."""
+        return tuple(self._alarms.latest)
+
+    @property
+    def active(self) -> bool:
+        """False once the watch is removed."""
+        return self.engine.recorder.on
+
+    def pause(self) -> None:
+        """Stop observing until ``resume``: calls run the model's own forward, and parameters carry no hooks of ours."""
+        if self.active:
+            self._paused = True
+            self._tell(paused=True)
+            self.engine.recorder.settle()
+            self.engine.parameters.remove()
+
+    def resume(self) -> None:
+        """Observe again after ``pause``."""
+        self._paused = False
+        self._tell(paused=False)
+
+    def _tell(self, *, paused: bool) -> None:
+        if self._training is not None:
+            self._training.paused = paused
+
+    def remove(self) -> None:
+        """Give the model back as it was.  What was recorded stays readable.  May be called twice."""
+        if not self.engine.recorder.on:
+            return
+        self.engine.close()
+        if self._training is not None:
+            self._training.remove()
+        self._host.one_shots -= self.one_shot
+        self._host.leave(self)
+
+    def __enter__(self) -> Watch:  # noqa: PYI034  # Self is no part of typing before Python 3.11
+        """The watch itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Remove the watch."""
+        self.remove()
+
+
+def watch_of(model: nn.Module) -> Watch | None:
+    """The watch that is on this very model, if any."""
+    host = host_of(model)
+    guests = host.guests if host is not None else []
+    return next((guest for guest in guests if isinstance(guest, Watch) and not guest.one_shot), None)
+
+
+def refuse_unwatchable(model: Any) -> None:
+    """Raise for what cannot be watched in place.
+
+    Raises:
+        WatchError: not a module, a compiled or scripted module, or one that is watched already.
+    """
+    refuse_unhostable(model, "watch")
+    if watch_of(model) is not None:
+        message = f"this {type(model).__name__} is watched already; call remove() on the first watch, or use its flow()"
+        raise WatchError(message)

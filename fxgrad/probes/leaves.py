@@ -1,0 +1,50 @@
+"""What the hook on a leaf tensor does when a model is observed."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+from torch import Tensor
+
+from fxgrad.torch_support.private import current_backward
+
+
+class Entry:
+    """A site at a leaf; the number may be set later, and is negative for none."""
+
+    __slots__ = ("index",)
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+
+
+class LeafHook:
+    """Hands the gradient of a leaf to the forward calls that the running backward pass goes through.
+
+    A leaf's gradient comes after those of the values that were computed from it, so that by then each of these calls
+    has seen one, except a call that computed nothing.
+    """
+
+    __slots__ = ("calls",)
+    __torch_unserializable__ = True
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[weakref.ref[Any], Entry]] = []
+
+    def add(self, recording: Any, index: int) -> Entry:
+        """One more forward call takes the leaf."""
+        entry = Entry(index)
+        self.calls = [(ref, known) for ref, known in self.calls if ref() is not None]
+        self.calls.append((weakref.ref(recording), entry))
+        return entry
+
+    def __call__(self, gradient: Tensor) -> None:
+        """Observe ``gradient``."""
+        task = current_backward()
+        for number, (ref, entry) in enumerate(self.calls, 1):
+            recording = ref()
+            if recording is None or entry.index < 0:
+                continue
+            if recording.task == task or (not recording.computed and number == len(self.calls)):
+                recording.sink.observe(recording, entry.index, gradient)

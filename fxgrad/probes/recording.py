@@ -1,0 +1,152 @@
+"""One instrumented forward call."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fxgrad.probes.edges import EdgeNotes
+from fxgrad.probes.probe import put
+from fxgrad.torch_support.structure import tensors_in
+
+
+class Recording:
+    """Takes probes during one forward call and gradients during its backward passes.
+
+    Attributes:
+        sink: what hooks call.
+        number: of the forward call since watching began.
+        shapes: of the value at each site, in site order.
+        not_required: sites whose value required no gradient in this call.
+        untold: sites whose hook cannot tell the value's gradient (views of memory changed in place).
+        plan: the graph of the call, set when the forward has returned.
+        report: which front end ran, and why.
+        parameters: the model's parameters at this call, as (number, names, tensor).
+        expected: how many slots to prepare.
+        leaves: the hooks on leaf tensors, which outlive the call.
+        computed: whether any value but a leaf has a hook.
+        differentiated: whether a backward pass through the call was itself recorded by autograd (``create_graph``).
+        same: sites whose value is the very tensor of an earlier site, with that site, whose hook serves both.
+        edges: where values are in the autograd graph; None where edges are not measured.
+        unprobed: sites that nobody put a probe at, with the reason.
+        rewriting: the rewrite rules of this call, which then put the hooks; None without rules.
+        window: what rules at parameters do from this call to the next; None without such rules.
+        partial: gives the graph of the calls so far, while the model's own Python runs.
+        values: measures the values in the forward pass; None where they are not asked for.
+        accumulating: whether a parameter had a gradient when the forward began; None where unknown.
+        slots: by slot of the native recorder, the sites that it is; None where Python hooks write.
+        sizes: of the values behind the slots.
+        deviation: how the call left the courses that the native recorder knew; None where it didn't.
+        written: the statistics of the values that were taken in C++, if any.
+        record: what C++ hooks of probes write to, a slot for each site; None where the hooks are Python's.
+        recomputed: whether a part of the forward runs again in the backward pass, under the Python recorder.
+    """
+
+    __slots__ = (
+        "__weakref__", "accumulating", "computed", "deviation", "differentiated", "edges", "escalated", "expected",
+        "leaves", "not_required", "number", "parameters", "part", "partial", "places", "plan", "recomputed", "record",
+        "report", "rewriting", "same", "shapes", "sink", "sizes", "slots", "task", "unprobed", "untold", "values",
+        "window", "written",
+    )  # fmt: skip
+
+    def __init__(self, sink: Any, number: int, expected: int) -> None:
+        self.sink = sink
+        self.number = number
+        self.expected = expected
+        self.shapes: list[Any] = []
+        self.not_required: set[int] = set()
+        self.untold: set[int] = set()
+        self.leaves: Any = None
+        self.computed = False
+        self.differentiated = False
+        self.task: int | None = None
+        self.part: Any = None
+        self.plan: Any = None
+        self.report: Any = None
+        self.parameters: Any = ()
+        self.escalated: frozenset[int] = frozenset()
+        self.rewriting: Any = None
+        self.partial: Any = None
+        self.window: Any = None
+        self.edges: EdgeNotes | None = None
+        self.values: Any = None
+        self.accumulating: bool | None = None
+        self.same: dict[int, int] = {}
+        self.unprobed: Mapping[int, str] = {}
+        self.places: Mapping[int, int] = {}
+        self.slots: Sequence[Sequence[int]] | None = None
+        self.sizes: Any = None
+        self.record: Any = None
+        self.written: Any = None
+        self.deviation: Any = None
+        self.recomputed = False
+
+    def shape_of(self, site: int) -> tuple[int, ...] | None:
+        """Of the value at a site in this call; None where that is not known."""
+        if self.slots is not None:
+            while site in self.same:
+                site = self.same[site]
+            slot = next((slot for slot, sites in enumerate(self.slots) if site in sites), None)
+            return None if slot is None else tuple(self.sizes.at(slot))
+        return tuple(self.shapes[site]) if site < len(self.shapes) else None
+
+    # ---- what C++ hooks ask ----------------------------------------------------------------------------------
+
+    def native_begins(self, written: Any) -> bool:
+        """A backward pass begins to write."""
+        begun: bool = self.sink.native_begins(self, written)
+        return begun
+
+    def native_takes(self, slot: int, gradient: Tensor) -> None:
+        """A gradient that the native reductions do not take."""
+        for site in (slot,) if self.slots is None else itertools.chain(*self.slots[slot : slot + 1]):
+            self.sink.observe(self, site, gradient)
+
+    def native_again(self, slot: int) -> bool:
+        """A second gradient of a value in one pass."""
+        again: bool = self.sink.native_again(self, slot)
+        return again
+
+    def native_differentiated(self) -> None:
+        """A backward pass is being differentiated."""
+        self.distrust()
+
+    def distrust(self) -> None:
+        """A backward pass is being differentiated: what a call saved may send back more than its result's users do."""
+        self.differentiated = True
+
+    def follow(self, plan: Any, places: Mapping[int, int]) -> None:
+        """Take the probes of a graph whose calls are in ``plan``; ``places``: by probe, the number of its call."""
+        self.plan = plan
+        self.places = places
+        self.shapes = [()] * len(plan.sites)
+
+    def probe(self, value: Any, number: int) -> None:
+        """Put hooks on the tensors that the node behind which probe ``number`` stands has returned."""
+        call = self.places.get(number)
+        if call is None:  # it returned no tensor when the graph was first run
+            return
+        sites = self.plan.probe_table[call]
+        if self.values is not None:
+            tensors = [tensor for _, tensor in tensors_in(value)]
+            self.values.returned(self.plan.calls, call, tensors, self.plan.site_table[call])
+        if isinstance(value, Tensor):
+            self._tensor(value, sites[0])
+            return
+        for site, (_, tensor) in zip(sites, tensors_in(value), strict=False):
+            self._tensor(tensor, site)
+
+    def _tensor(self, value: Tensor, site: int) -> None:
+        if site < 0:
+            return
+        self.shapes[site] = () if value.is_nested else value.shape
+        if not value.requires_grad or not torch.is_grad_enabled():
+            self.not_required.add(site)
+            return
+        if self.edges is not None:
+            self.edges.note(site, value)
+        put(self, value, site)
