@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -75,7 +74,7 @@ class Recording:
         self.edges: EdgeNotes | None = None
         self.values: Any = None
         self.accumulating: bool | None = None
-        self.same: dict[int, int] = {}
+        self.same: Mapping[int, int] = {}
         self.unprobed: Mapping[int, str] = {}
         self.places: Mapping[int, int] = {}
         self.slots: Sequence[Sequence[int]] | None = None
@@ -103,13 +102,24 @@ class Recording:
 
     def native_takes(self, slot: int, gradient: Tensor) -> None:
         """A gradient that the native reductions do not take."""
-        for site in (slot,) if self.slots is None else itertools.chain(*self.slots[slot : slot + 1]):
+        for site in self.sites_of(slot):
             self.sink.observe(self, site, gradient)
+
+    def sites_of(self, slot: int) -> Sequence[int]:
+        """The sites of a slot of C++ hooks."""
+        if self.slots is None:
+            return (slot,)
+        return self.slots[slot] if slot < len(self.slots) else ()
 
     def native_again(self, slot: int) -> bool:
         """A second gradient of a value in one pass."""
         again: bool = self.sink.native_again(self, slot)
         return again
+
+    def native_failed(self, slot: int, why: str) -> None:
+        """A statistic that could not be written."""
+        for site in self.sites_of(slot):
+            self.sink.native_failed(self, site, why)
 
     def native_differentiated(self) -> None:
         """A backward pass is being differentiated."""

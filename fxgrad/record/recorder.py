@@ -264,6 +264,10 @@ class Recorder:
             owner.task, owner.part = current_backward(), part
         return True
 
+    def native_failed(self, owner: Owner, index: int, why: str) -> None:
+        """A C++ hook could not write a statistic."""
+        self._part(owner, index).failures[index] = why.splitlines()[0]
+
     def native_again(self, owner: Owner, index: int) -> bool:
         """A second gradient came to a C++ hook in one pass: whether it is that of another event."""
         event = self._event()
@@ -317,7 +321,8 @@ class Recorder:
 
     def settle(self) -> None:
         """End the events of this thread whose end torch did not announce.  Called before a forward and a read."""
-        self.library = library() if self._native else None
+        if self._native and self.library is None:
+            self.library = library()
         if not self._open:
             return
         thread = threading.get_ident()
@@ -344,6 +349,7 @@ class Recorder:
             self.history.extend(finished)
             for dtype, page in event.pages.items():
                 self._pages[dtype].append(page)
+            event.parts.clear()  # parts hold their event: no circle that waits for the collector
         if self.ended is not None and finished:
             self.ended(finished)
 

@@ -87,7 +87,12 @@ Forward::Forward(std::shared_ptr<Model> model, std::shared_ptr<Record> record, b
   }
 }
 
-void Forward::begin(const std::string& kind, const std::vector<at::Tensor>& inputs) {
+void Forward::begin(const std::string& kind, const std::vector<at::Tensor>& inputs, py::object step, py::object leaf,
+                    py::object value) {
+  const auto given = [](py::object&& one) { return one.is_none() ? py::object() : std::move(one); };
+  on_step = given(std::move(step));
+  on_leaf = given(std::move(leaf));
+  on_value = given(std::move(value));
   if (running.forwards.empty()) {
     running.depth = 0;
     running.handle = at::addThreadLocalCallback(
@@ -104,6 +109,9 @@ void Forward::begin(const std::string& kind, const std::vector<at::Tensor>& inpu
   for (const auto& input : inputs) returned(input);
   close();
 }
+
+// They lead to who holds us: a circle that Python's collector does not see.
+void Forward::forget_callbacks() { on_step = on_leaf = on_value = py::object(); }
 
 void Forward::leave() {
   if (!active_) return;
@@ -124,6 +132,7 @@ void Forward::finish(const std::vector<at::Tensor>& outputs) {
   for (const auto& output : outputs) take(output);
   close();
   leave();
+  forget_callbacks();
 }
 
 // Inside of an operator, of our own doing, or in a backward pass that the forward runs: what autograd and hooks call there
@@ -324,8 +333,7 @@ void Forward::measure(const Found& found, uint8_t wanted) {
       // An alias: the value has no Python object yet, and torch is to make the one that the user gets.
       on_value(found.tensor.detach(), found.number);
     } catch (py::error_already_set& error) {
-      error.restore();
-      PyErr_WriteUnraisable(nullptr);
+      fail(error.what());
     }
   }
   paused = before;

@@ -63,7 +63,9 @@ class Forward {
   Forward(const Forward&) = delete;
   Forward& operator=(const Forward&) = delete;
 
-  void begin(const std::string& kind, const std::vector<at::Tensor>& inputs);  // `kind` names the inputs
+  // `kind` names the inputs; the callbacks may be None.
+  void begin(const std::string& kind, const std::vector<at::Tensor>& inputs, pybind11::object on_step,
+             pybind11::object on_leaf, pybind11::object on_value);
   void finish(const std::vector<at::Tensor>& outputs);
   void leave();  // also after an error
 
@@ -87,6 +89,7 @@ class Forward {
   bool paused = false;
   int64_t differs_at = -1;  // the step at which the call left all known courses
   std::vector<std::pair<int32_t, int64_t>> noted;  // value and site
+  void forget_callbacks();
   pybind11::object on_step;  // told of each step from the first difference on, and while learning
   pybind11::object on_value;  // shown a value where Python has to look at it
   pybind11::object on_leaf;  // puts a hook on a leaf tensor that is no parameter

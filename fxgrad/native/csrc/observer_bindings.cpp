@@ -35,7 +35,7 @@ void bind_observer(py::module_& module) {
       .def(py::init<std::shared_ptr<Model>, std::shared_ptr<Record>, bool, bool>())
       .def("begin", &Forward::begin)
       .def("finish", &Forward::finish)
-      .def("leave", &Forward::leave)
+      .def("leave", [](Forward& f) { f.leave(); f.forget_callbacks(); })
       .def("note", &Forward::note)
       .def("learn", &Forward::learn)
       .def_property_readonly("position", &Forward::position)
@@ -60,10 +60,7 @@ void bind_observer(py::module_& module) {
       .def_readonly("differs_at", &Forward::differs_at)
       .def_readonly("noted", &Forward::noted)
       .def_readonly("failed", &Forward::failed)
-      .def_readwrite("paused", &Forward::paused)
-      .def_readwrite("on_step", &Forward::on_step)
-      .def_readwrite("on_value", &Forward::on_value)
-      .def_readwrite("on_leaf", &Forward::on_leaf);
+      .def_readwrite("paused", &Forward::paused);
 }
 
 }  // namespace fxgrad
