@@ -7,6 +7,7 @@ and takes what the reductions do not.
 from __future__ import annotations
 
 import bisect
+import weakref
 from collections.abc import Container, Sequence
 from typing import Any
 
@@ -55,5 +56,5 @@ def unfit(
 
 def finished(kept: Kept, recording: Any, written: Any) -> None:
     """The forward has returned: what C++ took becomes a part of what was kept of its values."""
-    kept.recording = recording
+    kept.recording = weakref.proxy(recording)  # which holds it; its sites may get other names until they are read
     kept.native = [written]
