@@ -45,7 +45,7 @@ class Course:
         where: by operator, from where it was called.
         steps, first_values: the operators, and the number of the first value that appears in each.
         not_required, untold, same: as of the recording under which it was learnt.
-        shown: by value, what is wanted of it in the forward pass.
+        shown, gates: by value, what is wanted of it in the forward pass; how C++ counts its active units.
         pieces: the autograd edges of edge sites; None where edges are not measured.
         unmeasured: why an edge has none.
     """
@@ -62,6 +62,7 @@ class Course:
     pieces: Sequence[Any] | None = None
     unmeasured: Mapping[int, tuple[str, str]] = field(default_factory=dict)
     shown: Mapping[int, int] = field(default_factory=dict)
+    gates: Mapping[int, Any] = field(default_factory=dict)
 
 
 class Observer:
@@ -198,7 +199,8 @@ class Observer:
             return
         if recording.values is not None:
             self.refused = unfit(plan, forward.noted, forward.first_values, session.ranges, recording.same)
-            course.shown = wanted(plan, course.slots)
+            course.shown, course.gates = wanted(plan, course.slots, self.extension.Gate)
+            self._model.set_gates(number, course.gates)
         self.courses.append(course)
         if self._edges:
             course.pieces, course.unmeasured = pieces_of(recording, forward, self.extension.Piece)
@@ -260,7 +262,7 @@ class Observer:
         number = run.native.plan
         self._latest.append(number < 0)
         recording.computed = True
-        recording.sizes, recording.written = run.record.shapes, run.record.values
+        recording.sizes, recording.written, recording.units = run.record.shapes, run.record.values, run.record.units
         if number >= 0:
             course = self.courses[number]
             recording.plan, recording.slots = course.plan, course.slots

@@ -186,7 +186,7 @@ class Engine:
         if recording.values is not None:
             recording.values.finish()
             if recording.written is not None:
-                finished(recording.values.taken.sites, recording, recording.written)
+                finished(recording.values.taken, recording, recording.written, recording.units)
 
     def _begin(self, rules: NodeRules | None, *, observe: bool) -> Recording:
         self.recorder.settle()

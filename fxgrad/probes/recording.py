@@ -41,6 +41,7 @@ class Recording:
         sizes: of the values behind the slots.
         deviation: how the call left the courses that the native recorder knew; None where it didn't.
         written: the statistics of the values that were taken in C++, if any.
+        units: the active units of activations that were counted in C++: slot, axis, counts.
         record: what C++ hooks of probes write to, a slot for each site; None where the hooks are Python's.
         recomputed: whether a part of the forward runs again in the backward pass, under the Python recorder.
     """
@@ -48,8 +49,8 @@ class Recording:
     __slots__ = (
         "__weakref__", "accumulating", "computed", "deviation", "differentiated", "edges", "escalated", "expected",
         "leaves", "not_required", "number", "parameters", "part", "partial", "places", "plan", "recomputed", "record",
-        "report", "rewriting", "same", "shapes", "sink", "sizes", "slots", "task", "unprobed", "untold", "values",
-        "window", "written",
+        "report", "rewriting", "same", "shapes", "sink", "sizes", "slots", "task", "units", "unprobed", "untold",
+        "values", "window", "written",
     )  # fmt: skip
 
     def __init__(self, sink: Any, number: int, expected: int) -> None:
@@ -81,6 +82,7 @@ class Recording:
         self.sizes: Any = None
         self.record: Any = None
         self.written: Any = None
+        self.units: Sequence[tuple[int, int, Tensor]] = ()
         self.deviation: Any = None
         self.recomputed = False
 

@@ -298,15 +298,18 @@ void Forward::hook_discovered(int32_t node) {
 
 void Forward::hook(const Found& found, int32_t node) {
   uint8_t wanted = static_cast<uint8_t>(record_->level) | kTake;
+  const Gate* gate = nullptr;
   if (differs_at < 0) {
-    const auto& levels = courses_->at(node).levels;
+    const auto& known = courses_->at(node);
     const auto within = static_cast<size_t>(found.number - first_);
-    wanted = within < levels.size() ? levels[within] : 0;
+    wanted = within < known.levels.size() ? known.levels[within] : 0;
+    const auto gated = known.gates.find(static_cast<int32_t>(within));
+    if (gated != known.gates.end()) gate = &gated->second;
   }
   const auto level = static_cast<Level>(wanted & kLevel);
   if (level != Level::none && found.differentiable) put(found, level);
   // Behind the hook: what Python puts on the value comes after ours, as the user's own hooks do.
-  if (record_->values && (wanted & (kTake | kShow)) != 0) measure(found, wanted);
+  if (record_->values && (wanted & (kTake | kShow)) != 0) measure(found, wanted, gate);
 }
 
 void Forward::put(const Found& found, Level level) {
@@ -318,14 +321,20 @@ void Forward::put(const Found& found, Level level) {
   }
 }
 
-// Takes the statistics of a value, and shows it to Python where that is wanted or the reductions do not take it.
-void Forward::measure(const Found& found, uint8_t wanted) {
+// Takes the statistics of a value, and shows it to Python where that is wanted or the loops in C++ do not take it.
+void Forward::measure(const Found& found, uint8_t wanted, const Gate* gate) {
   const bool before = paused;
   paused = true;  // what we run ourselves is no operator of the model's
   bool shown = (wanted & kShow) != 0;
   if ((wanted & kTake) != 0) {
     record_->values->grow(static_cast<size_t>(found.number) + 1);
     shown |= !record_->values->write(found.tensor, static_cast<size_t>(found.number), record_->values_level);
+  }
+  if (gate != nullptr) {
+    at::NoGradGuard off;
+    at::Tensor active = count_active(found.tensor, *gate);
+    shown |= !active.defined();
+    if (active.defined()) record_->units.push_back({found.number, gate->dimension(found.tensor.dim()), std::move(active)});
   }
   if (shown && on_value) {
     py::gil_scoped_acquire gil;

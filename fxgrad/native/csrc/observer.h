@@ -53,6 +53,7 @@ struct Model {
   void set_parameters(const std::vector<at::Tensor>& tensors);
   int32_t add(const std::vector<Step>& steps, const std::vector<int32_t>& first_values, int32_t values, int32_t plan);
   void set_levels(const std::map<int32_t, std::map<int32_t, uint8_t>>& levels);  // of every plan
+  void set_gates(int32_t plan, const std::map<int32_t, Gate>& gates);  // by value
 };
 
 // One forward call.  `learning`: the Python recorder runs beside it, whose sites are noted; otherwise hooks are put.
@@ -114,7 +115,7 @@ class Forward {
   };
   void hook(const Found& found, int32_t node);
   void put(const Found& found, Level level);
-  void measure(const Found& found, uint8_t wanted);
+  void measure(const Found& found, uint8_t wanted, const Gate* gate);
   void open(const char* name, bool grad_mode);
   void close();
   void differ();

@@ -25,10 +25,16 @@ void bind_observer(py::module_& module) {
       .def(py::init([](int32_t edge, int32_t count, int32_t start, std::vector<int32_t> path, int32_t position, int32_t source) {
         return Piece{edge, count, start, std::move(path), position, source};
       }));
+  py::class_<Gate>(module, "Gate")
+      .def(py::init([](uint8_t kind, double low, double high, double near, std::optional<int64_t> axis) {
+        return Gate{static_cast<Gate::Kind>(kind), low, high, near, axis};
+      }));
+  module.def("count_active", &count_active);
   py::class_<Model, std::shared_ptr<Model>>(module, "Model")
       .def(py::init<>())
       .def("set_parameters", &Model::set_parameters)
       .def("set_levels", &Model::set_levels)
+      .def("set_gates", &Model::set_gates)
       .def("clear", [](Model& m) { m.courses = std::make_shared<Courses>(); })
       .def("__len__", [](const Model& m) { return m.courses->size(); });
   py::class_<Forward, std::shared_ptr<Forward>>(module, "Forward")

@@ -268,6 +268,11 @@ void bind_record(py::module_& module) {
       .def(py::init<py::object, Level>())
       .def_readonly("shapes", &Record::shapes)
       .def_readonly("values", &Record::values)
+      .def_property_readonly("units", [](const Record& r) {
+        py::list found;
+        for (const Units& one : r.units) found.append(py::make_tuple(one.slot, one.axis, one.active));
+        return found;
+      })
       .def("take_values", [](Record& r, Level level) { r.values = std::make_shared<Event>(-1); r.values_level = level; })
       .def("put", [](const std::shared_ptr<Record>& r, const at::Tensor& value, size_t slot, bool full) {
         r->shapes->set(slot, value.is_nested() ? at::IntArrayRef() : value.sizes());

@@ -21,6 +21,13 @@ namespace fxgrad {
 
 enum class Level : uint8_t { none = 0, norm = 1, full = 2, histogram = 3 };
 
+// The active entries of an activation's output, by unit, which lie along `axis`.
+struct Units {
+  int32_t slot;
+  int64_t axis;
+  at::Tensor active;
+};
+
 // One run of the backward pass through one owner.
 struct Event {
   explicit Event(int64_t task_) : task(task_) {}
@@ -70,6 +77,7 @@ class Record {
   const std::shared_ptr<Shapes> shapes = std::make_shared<Shapes>();
   std::shared_ptr<Event> values;  // of the forward call itself; none where they are not asked for
   Level values_level = Level::none;
+  std::vector<Units> units;  // of activations, taken with the values
   std::atomic<bool> on{true};
 
  private:
