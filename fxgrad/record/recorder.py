@@ -25,7 +25,13 @@ from fxgrad.record.parked import Parking
 from fxgrad.record.slots import BufferKey, Kind, Reading, Slots
 from fxgrad.record.staging import Batch, Page
 from fxgrad.record.statistics import accumulator, columns, dense, dottable, write_square
-from fxgrad.torch_support.private import at_end_of_backward, current_backward, functorch_active
+from fxgrad.torch_support.private import (
+    at_end_of_backward,
+    current_backward,
+    functorch_active,
+    under_a_mode,
+    without_dispatch_modes,
+)
 
 if TYPE_CHECKING:
     from fxgrad.schema import Level
@@ -41,7 +47,7 @@ class Part:
     ``fast`` has the slots of sites whose gradient has yet to come and is expected to be of the usual kind, which a
     hook may fill by itself; it ends with a None, for the number -1 of a hook without a site.  What a hook wrote has
     the gradient's shape as its reading.  ``put`` stages a small gradient
-    at level ``full``.  ``sources`` are the buffers that the readings are in, besides the batches of the event.
+    at level ``full``.  ``quick``: what a hook does by itself is seen by nobody.  ``sources`` are the buffers that the readings are in, besides the batches of the event.
     ``channels``: by site, the dimension of its units and the l2 norm of each unit's gradient.  ``native``: what C++
     hooks wrote, of which ``readings`` do not know yet.
     """
@@ -53,6 +59,7 @@ class Part:
     fast: list[Tensor | None] = field(default_factory=list)
     norm: Callable[..., Tensor] = norm_of_float32
     put: Callable[[Tensor], Reading | None] | None = None
+    quick: bool = False
     sources: set[BufferKey] = field(default_factory=set)
     channels: dict[int, tuple[int, Tensor]] = field(default_factory=dict)
     native: list[Written] = field(default_factory=list)
@@ -146,7 +153,8 @@ class Recorder:
             if part.fast and write_fast(part, index, gradient):
                 return
         try:
-            reading = part.readings[index] = self._write(part, owner, index, gradient)
+            with without_dispatch_modes():
+                reading = part.readings[index] = self._write(part, owner, index, gradient)
             if not isinstance(reading[0], Batch):
                 part.sources.add(reading[0])
         except Exception as error:  # noqa: BLE001  # the user's backward must go on, whatever the gradient is
@@ -159,11 +167,11 @@ class Recorder:
         """
         if functorch_active():
             return
-        with contextlib.suppress(Exception), torch.no_grad():  # the user's backward must go on
-            if owner.task == current_backward() and index < len(owner.part.readings):
-                part: Part = owner.part
-            else:
-                part = self._part(owner, index)
+        if owner.task == current_backward() and index < len(owner.part.readings):
+            part: Part = owner.part
+        else:
+            part = self._part(owner, index)
+        with contextlib.suppress(Exception), without_dispatch_modes(), torch.no_grad():  # the user's backward goes on
             modulus = torch.nan_to_num(gradient.abs(), nan=0.0, posinf=0.0, neginf=0.0)
             others = [n for n in range(gradient.ndim) if n != axis]
             norms = (
@@ -179,7 +187,7 @@ class Recorder:
             waits = self._park(part, owner, index, gradient)
             if waits is not None:
                 return waits
-        quick = not torch.is_grad_enabled()
+        quick = part.quick
         with torch.no_grad():
             if self.level != "norm" or index in owner.escalated:
                 return self._write_full(part, owner, index, gradient, quick=quick)
@@ -280,7 +288,8 @@ class Recorder:
     def _quicken(self, part: Part, owner: Owner) -> None:
         """Let hooks write by themselves what is expected to be of the usual kind, where that is right in this pass."""
         usual, part.put = part.slots.usual, None
-        if usual is None or torch.is_grad_enabled() or functorch_active() or not self._choose(part, usual):
+        part.quick = not (torch.is_grad_enabled() or functorch_active() or under_a_mode())
+        if usual is None or not part.quick or not self._choose(part, usual):
             part.fast = []
             return
         part.fast = part.slots.expected(usual, len(part.readings), owner.escalated)
@@ -330,7 +339,7 @@ class Recorder:
             self._finish(event)
 
     def _finish(self, event: BackwardEvent) -> None:
-        with self._lock:
+        with self._lock, without_dispatch_modes():
             tasks = [task for task, found in self._open.items() if found is event]
             for task in tasks:
                 del self._open[task]

@@ -1,6 +1,7 @@
 #include "observer.h"
 
 #include "bindings.h"
+#include "unseen.h"
 
 #include <ATen/core/ivalue.h>
 #include <ATen/core/grad_mode.h>
@@ -332,6 +333,7 @@ void Forward::measure(const Found& found, uint8_t wanted, const Gate* gate) {
   }
   if (gate != nullptr) {
     at::NoGradGuard off;
+    const c10::impl::ExcludeDispatchKeyGuard unseen(kModes);
     at::Tensor active = count_active(found.tensor, *gate);
     shown |= !active.defined();
     if (active.defined()) record_->units.push_back({found.number, gate->dimension(found.tensor.dim()), std::move(active)});

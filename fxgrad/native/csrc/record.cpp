@@ -2,6 +2,7 @@
 
 #include "bindings.h"
 #include "statistics.h"
+#include "unseen.h"
 
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/node.h>
@@ -36,6 +37,7 @@ at::Tensor reducible_form(const at::Tensor& gradient) {
     return {};
   }
   at::NoGradGuard off;
+  const c10::impl::ExcludeDispatchKeyGuard unseen(kModes);
   const at::Tensor copy = gradient.contiguous();
   return reducible(copy) ? copy : at::Tensor();
 }
