@@ -323,7 +323,7 @@ class _paused:  # noqa: N801  # used like a function in a with statement
     """An outer watch does not record what a one-shot call does."""
 
     def __init__(self, watch: Watch | None) -> None:
-        self._recorder = watch.engine.recorder if watch is not None else None
+        self._recorder = watch.engine.recorder if watch is not None and watch.engine.recorder.on else None
 
     def __enter__(self) -> None:
         if self._recorder is not None:

@@ -38,12 +38,14 @@ class ModuleMap:
     A module or parameter that is registered twice keeps its first name, as in ``named_modules``.
 
     Attributes:
+        places: by id of a module; ``at``: by path.
         rebuilt: how often a module came, went or was swapped, or a parameter or buffer came or went.
     """
 
     def __init__(self, root: nn.Module) -> None:
         self.root = root
         self.places: dict[int, Place] = {}
+        self.at: dict[str, Place] = {}
         self.tensors: dict[int, str] = {}
         self.parameters: list[tuple[tuple[str, ...], Tensor]] = []
         self.buffers: list[tuple[str, Tensor]] = []
@@ -82,6 +84,7 @@ class ModuleMap:
             values[id(buffer)] = buffer
         self._alive = values  # ids stay theirs as long as the tensors live
         self.parameters = [(tuple(found), values[key]) for key, found in names.items()]
+        self.at = {place.path: place for place in self.places.values()}
         paths = tuple((place.path, place.type) for place in self.places.values())
         structure = paths, tuple(found for found, _ in self.parameters)
         if structure != self.structure:

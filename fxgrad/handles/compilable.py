@@ -290,7 +290,6 @@ class _Observer:
         self.parameters = ParameterHooks(self.recorder)  # type: ignore[arg-type]
         self.capturer = Capturer(model, capture)
         self._numbers = itertools.count()
-        self._flows: dict[int, list[GradientFlow]] = {}
 
     def prepare(self, owner: Compilable, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Prepared | None:
         if not self.recorder.on or not torch.is_grad_enabled() or functorch_active():
@@ -325,11 +324,10 @@ class _Observer:
     def flows(self, *, latest: bool = False) -> list[GradientFlow]:
         self.recorder.settle()
         events = list(self.recorder.history)[-1:] if latest else list(self.recorder.history)
-        self._flows = {id(e): self._flows[id(e)] for e in self.recorder.history if id(e) in self._flows}
         for event in events:
-            if id(event) not in self._flows:
-                self._flows[id(event)] = self._assembled(event)
-        return [flow for event in events for flow in self._flows[id(event)]]
+            if event.flows is None:
+                event.flows = self._assembled(event)
+        return [flow for event in events for flow in event.flows or ()]
 
     def _assembled(self, event: KeptRuns) -> list[GradientFlow]:
         return [self._flow(event, run, slots) for run, slots in sorted(event.runs, key=lambda entry: entry[0].number)]

@@ -7,7 +7,6 @@ pass runs through several recordings, each gets its own part of the event; the p
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from fxgrad.record.events import Event, Events
 from fxgrad.record.full import is_staged, write_any_norm, write_bins, write_full
 from fxgrad.record.hooks import FullHook, Hook, norm_of_float32, norm_of_half, write_fast
 from fxgrad.record.library import library
@@ -25,10 +25,10 @@ from fxgrad.record.parked import Parking
 from fxgrad.record.slots import BufferKey, Kind, Reading, Slots
 from fxgrad.record.staging import Batch, Page
 from fxgrad.record.statistics import accumulator, columns, dense, dottable, write_square
-from fxgrad.torch_support.private import at_end_of_backward, current_backward, functorch_active
+from fxgrad.torch_support.private import current_backward, functorch_active
 
 if TYPE_CHECKING:
-    from fxgrad.schema import Level
+    from fxgrad.schema import GradientFlow, Level
 
 CLEARED = "torch cleared our hook when the first hook in Python was registered on the parameter"
 HISTORY = 128  # finished events kept; the facts of a ResNet-50 event take about 40 KB
@@ -59,15 +59,12 @@ class Part:
 
 
 @dataclass(slots=True, eq=False)
-class BackwardEvent:
-    """One run of the backward pass."""
+class BackwardEvent(Event):
+    """One run of the backward pass, and what it wrote."""
 
-    number: int
-    thread: int
-    parked: Parking
+    parked: Parking = field(kw_only=True)
     parts: dict[Any, Part] = field(default_factory=dict)
     pages: dict[torch.dtype, Page] = field(default_factory=dict)
-    certain_end: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -75,6 +72,7 @@ class Kept:
     """A finished part: a copy of its slots on the device, small, to be read when somebody asks.
 
     ``buffers`` by ``BufferKey`` or ``Batch``, and by ``("channels", site)`` where ``channels`` names the site.
+    ``flow``: what was made of it when it was first read; ``completed``: with what was known later of the step behind.
     """
 
     recording: Any
@@ -86,6 +84,8 @@ class Kept:
     parameters: Kept | None = None
     channels: dict[int, int] = field(default_factory=dict)
     native: list[Written] = field(default_factory=list)
+    flow: GradientFlow | None = None
+    completed: tuple[object, GradientFlow] | None = None
 
     def settle(self) -> None:
         """Bring all readings into one form, and say which batches failed.  May be called twice."""
@@ -98,7 +98,7 @@ class Kept:
                 self.failures[index] = reading[0].error or "the batch that it was in was never reduced"
 
 
-class Recorder:
+class Recorder(Events[BackwardEvent]):
     """Takes gradients of sites and parameters and keeps their statistics by backward event.
 
     Nothing is copied to the host until ``history`` is read, and no gradient is kept beyond its backward pass.
@@ -108,6 +108,7 @@ class Recorder:
     """
 
     def __init__(self, level: Level, *, native: bool = True) -> None:
+        super().__init__()
         self._native = native
         self.library = library() if native else None
         self.level: Level = level
@@ -115,9 +116,6 @@ class Recorder:
         self.parameters = Parameters()
         self.escalated = self.parameters.escalated  # parameters to be measured at full
         self.on = True
-        self._lock = threading.RLock()
-        self._open: dict[int, BackwardEvent] = {}
-        self.begun = 0  # events that began
         #: Called with the number of an event that begins, in its backward pass; with what was kept of one that ended.
         self.began: Callable[[int], None] | None = None
         self.ended: Callable[[list[Kept]], None] | None = None
@@ -230,14 +228,14 @@ class Recorder:
     # ---- events ----------------------------------------------------------------------------------------------
 
     def _part(self, owner: Owner, index: int) -> Part:
-        event = self._event()
+        event = self.running()
         part = event.parts.get(owner)
         if part is not None and index < len(part.readings) and part.readings[index] is not None:
             if owner is self.parameters and event.certain_end:
                 part.failures[index] = SEVERAL
             else:  # a second gradient of one value: another backward pass has begun
-                self._finish(event)
-                event, part = self._event(), None
+                self.end(event)
+                event, part = self.running(), None
         with self._lock:
             if part is None:
                 part = self._new_part(event, owner)
@@ -257,7 +255,7 @@ class Recorder:
         """C++ hooks begin to write what arrives in the running backward pass; False: it is not to be recorded."""
         if owner is self.parameters and not self.on:
             return False
-        event = self._event()
+        event = self.running()
         with self._lock:
             part = event.parts.get(owner) or self._new_part(event, owner)
             part.native.append(written)
@@ -266,11 +264,11 @@ class Recorder:
 
     def native_again(self, owner: Owner, index: int) -> bool:
         """A second gradient came to a C++ hook in one pass: whether it is that of another event."""
-        event = self._event()
+        event = self.running()
         if owner is self.parameters and event.certain_end:
             event.parts[owner].failures[index] = SEVERAL
             return False
-        self._finish(event)
+        self.end(event)
         return True
 
     def _quicken(self, part: Part, owner: Owner) -> None:
@@ -298,39 +296,20 @@ class Recorder:
             return False
         return True
 
-    def _event(self) -> BackwardEvent:
-        """The event of the backward pass that is running now; a backward inside of a backward belongs to it."""
-        task = current_backward()
-        event = self._open.get(task)
-        if event is not None:
-            return event
-        thread = threading.get_ident()
-        with self._lock:
-            outer = next((e for e in self._open.values() if e.thread == thread and e.certain_end), None)
-            event = self._open[task] = outer or BackwardEvent(self.begun, thread, Parking(self.parameters))
-            self.begun += outer is None
-        if outer is None:
-            event.certain_end = at_end_of_backward(lambda: self._finish(event))
-            if self.began is not None:
-                self.began(event.number)
-        return event
+    def _new(self, number: int, thread: int) -> BackwardEvent:
+        return BackwardEvent(number, thread, parked=Parking(self.parameters))
+
+    def _began(self, event: BackwardEvent) -> None:
+        if self.began is not None:
+            self.began(event.number)
 
     def settle(self) -> None:
-        """End the events of this thread whose end torch did not announce.  Called before a forward and a read."""
+        """As of all events."""
         self.library = library() if self._native else None
-        if not self._open:
-            return
-        thread = threading.get_ident()
-        for event in {id(e): e for e in self._open.values() if e.thread == thread}.values():
-            self._finish(event)
+        super().settle()
 
-    def _finish(self, event: BackwardEvent) -> None:
+    def _ended(self, event: BackwardEvent) -> None:
         with self._lock:
-            tasks = [task for task, found in self._open.items() if found is event]
-            for task in tasks:
-                del self._open[task]
-            if not tasks:
-                return
             for page in event.pages.values():
                 page.flush()
             batches = [batch for page in event.pages.values() for batch in page.batches] + event.parked.finish()

@@ -70,8 +70,15 @@ class EventInfo:
     accumulating: bool | None = None
 
 
+class _Judged:
+    """What was worked out of a flow; no field, so that flows are compared, copied and written without it."""
+
+    __slots__ = ("_diagnosis",)
+    _diagnosis: Diagnosis
+
+
 @dataclass(frozen=True, slots=True)
-class GradientFlow:
+class GradientFlow(_Judged):
     """The measured facts of one backward event over the whole graph.  Immutable and comparable.
 
     Attributes:
@@ -122,9 +129,13 @@ class GradientFlow:
 
     @property
     def diagnosis(self) -> Diagnosis:
-        """What the rules say of this one flow, with the default thresholds; worked out at each access."""
-        found: Diagnosis = _late("fxgrad.diagnosis", "diagnose")(self)
-        return found
+        """What the rules say of this one flow, with the default thresholds; worked out at the first access."""
+        try:
+            return self._diagnosis
+        except AttributeError:
+            found: Diagnosis = _late("fxgrad.diagnosis", "diagnose")(self)
+            object.__setattr__(self, "_diagnosis", found)
+            return found
 
     @property
     def findings(self) -> tuple[Finding, ...]:

@@ -240,6 +240,15 @@ sequence_number: Callable[[], int] = getattr(
 )
 
 
+def sequence_of(node: Any) -> int:
+    """When an autograd node was made, as ``sequence_number`` counts (``Node._sequence_nr``); leaves have the same one.
+
+    Only to look nodes up quickly: where the name is missing, all have one number, and the right one is searched for.
+    """
+    ask = getattr(node, "_sequence_nr", None)
+    return 0 if ask is None else int(ask())
+
+
 @contextlib.contextmanager
 def entering_wrapped_functions() -> Iterator[None]:
     """Functions given to ``torch.fx.wrap`` are traced like any others, not kept as one node.

@@ -122,7 +122,7 @@ def test_a_mode_is_seen() -> None:
 def test_without_an_announced_end_events_end_all_the_same(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
     import fxgrad
 
-    monkeypatch.setattr("fxgrad.record.recorder.at_end_of_backward", lambda _: False)
+    monkeypatch.setattr("fxgrad.record.events.at_end_of_backward", lambda _: False)
     model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
     with fxgrad.watch(model) as watch:
         for _ in range(3):
@@ -275,3 +275,12 @@ def test_norms_of_many(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, *, t
     norms = list(torch_private.norms_of(tensors, torch.float32))
     assert [norm.dtype for norm in norms] == [torch.float32] * 2
     assert [norm.item() for norm in norms] == [9000, 2]
+
+
+def test_autograd_nodes_are_numbered_as_they_are_made() -> None:
+    x = torch.ones(2, requires_grad=True)
+    first = x * 2
+    between = torch_private.sequence_number()
+    second = first.exp()
+    assert torch_private.sequence_of(first.grad_fn) < between <= torch_private.sequence_of(second.grad_fn)
+    assert torch_private.sequence_of(object()) == 0
