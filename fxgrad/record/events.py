@@ -72,7 +72,8 @@ class Events(ABC, Generic[E]):
         return self._begin(task) if event is None else event
 
     def _begin(self, task: int) -> E:
-        self._end_raised()
+        if self._open:
+            self._end_raised()
         thread = threading.get_ident()
         with self._lock:
             event = self._open.get(task)  # another device's thread may have been quicker
@@ -97,7 +98,7 @@ class Events(ABC, Generic[E]):
             self._has_raised(event)
 
     def _end_raised(self) -> None:
-        for event in {e for e in self._open.values() if e.raised} if self._open else ():
+        for event in dict.fromkeys(e for e in tuple(self._open.values()) if e.raised):
             self.end(event)
 
     def settle(self) -> None:
@@ -109,7 +110,7 @@ class Events(ABC, Generic[E]):
             return
         self._end_raised()
         thread = threading.get_ident()
-        for event in {e for e in self._open.values() if e.thread == thread and not e.certain_end}:
+        for event in dict.fromkeys(e for e in tuple(self._open.values()) if e.thread == thread and not e.certain_end):
             self.end(event)
 
     def end(self, event: E) -> None:

@@ -45,12 +45,14 @@ def log(request: pytest.FixtureRequest) -> Log:
 
 
 def loss(log: Log, hook: Any = None) -> Tensor:
-    x = torch.ones(2, requires_grad=True)
-    y = x.exp()
-    z = y * 2
+    with torch.enable_grad():  # also in a hook
+        x = torch.ones(2, requires_grad=True)
+        y = x.exp()
+        z = y * 2
     z.register_hook(lambda _: (log.running(), hook() if hook is not None else None)[1])
     y.register_hook(lambda _: (log.running(), None)[1])
-    return z.sum()
+    with torch.enable_grad():
+        return z.sum()
 
 
 def test_an_event_ends_with_its_pass(log: Log) -> None:
