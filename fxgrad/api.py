@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from fxgrad.engine.objective import check_loss, default_loss, naming_the_cut
 from fxgrad.engine.step import Options
-from fxgrad.errors import FxgradError, InputError, ModelError, OptionError
+from fxgrad.errors import FxgradError, InputError, ModelError, NoFlowError, OptionError
 from fxgrad.handles.instrumented import Instrumented
 from fxgrad.handles.rewritten import Rewrite
 from fxgrad.handles.watching import Around, Watch, refuse_unwatchable, watch_of
@@ -100,7 +100,7 @@ def _measured(
             with naming_the_cut(lambda: watch.engine.plan):
                 scalar, words = _run(model, positional, named, loss)
             watch.engine.loss_words = words
-            _backward(scalar, model)
+            _backward(scalar, model, lambda: _failure_in_words(watch))
             del scalar
             return watch.flow()
         finally:
@@ -365,7 +365,16 @@ def _run(
     return scalar, words
 
 
-def _backward(scalar: Tensor, model: nn.Module) -> None:
+def _failure_in_words(watch: Watch) -> str:
+    """Where the backward pass stopped and why, as the finding says it; empty where that is not known."""
+    try:
+        found = watch.flow().findings
+    except NoFlowError:
+        return ""
+    return "".join(f"\n{finding.message}. Try: {finding.suggestion}" for finding in found)
+
+
+def _backward(scalar: Tensor, model: nn.Module, explain: Callable[[], str] = str) -> None:
     """Run the backward pass.  Parameters whose hooks act on the accumulated gradient must not see one."""
     parameters = [p for p in model.parameters() if p.requires_grad]
     try:
@@ -375,7 +384,7 @@ def _backward(scalar: Tensor, model: nn.Module) -> None:
             scalar.reshape(()).backward()  # type: ignore[no-untyped-call]
     except Exception as error:
         message = f"the backward pass of {type(model).__name__} raised {type(error).__name__}: {error}"
-        raise ModelError(message) from error
+        raise ModelError(message + explain()) from error
 
 
 __all__ = ["Capture", "Rewrite", "Watch", "default_loss", "gradient_flow", "instrument", "rewrite", "watch"]

@@ -15,7 +15,8 @@ _NUMBERED = re.compile(r"^(?P<list>.*?)(?:^|\.)\d+(?:\..*)?$")
 
 def _lost(evidence: Evidence) -> list[ParameterRecord]:
     """Trainable parameters that got no gradient in the latest flow, nor in any other that there is."""
-    got = {r.name for view in evidence.views for r in view.flow.parameters if r.statistics is not None}
+    views = (*evidence.views, *evidence.failed)
+    got = {r.name for view in views for r in view.flow.parameters if r.statistics is not None}
     return [r for r in evidence.view.flow.parameters if r.reason == "not_reached" and r.name not in got]
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fxgrad.capture.captured import ParameterRef, Plan, Ref, SiteSpec
 from fxgrad.capture.names import dtype_word
+from fxgrad.engine.failing import failure_of
 from fxgrad.record.reading import Measured, read_event
 from fxgrad.record.recorder import Kept
 from fxgrad.schema import (
@@ -60,6 +61,7 @@ def assemble(kept: Kept, loss: str, level: Level) -> GradientFlow:
             "node" if recording.edges is None else "edge",
             values=forward is not None,
             accumulating=recording.accumulating,
+            failed=failure_of(kept),
         ),
         buffers=() if forward is None else _buffers(forward.buffers, measured.state[len(parameters) :]),
     )
@@ -242,6 +244,8 @@ class _Sites:
             return "statistic_failed", self.failures[self.source[site]]
         if not call.grad_enabled:
             return "no_grad_region", ""
+        if site not in self.recording.not_required and self.kept.raised is not None:
+            return "not_reached", "the backward pass raised before it came here"
         if site not in self.recording.not_required:
             if site in self.recording.unprobed:
                 return "no_probe", self.recording.unprobed[site]

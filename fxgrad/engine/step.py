@@ -113,6 +113,7 @@ class Engine:
             recording = self._begin(rules, observe=observe)
         result = self._record(recording, args, kwargs)
         with without_torch_function():
+            recording.returned()
             self._finish(recording)
             if observe and self.parameters.lazy:  # made in the forward, by now
                 self.parameters.refresh(self.modules.parameters)

@@ -22,10 +22,11 @@ from fxgrad.record.library import library
 from fxgrad.record.native import SEVERAL, Written, settle
 from fxgrad.record.owners import Owner, Parameters
 from fxgrad.record.parked import Parking
+from fxgrad.record.raising import Raised, exception_since, marks
 from fxgrad.record.slots import BufferKey, Kind, Reading, Slots
 from fxgrad.record.staging import Batch, Page
 from fxgrad.record.statistics import accumulator, columns, dense, dottable, write_square
-from fxgrad.torch_support.private import current_backward, functorch_active
+from fxgrad.torch_support.private import current_backward, functorch_active, keeps_graph
 
 if TYPE_CHECKING:
     from fxgrad.schema import GradientFlow, Level
@@ -60,9 +61,14 @@ class Part:
 
 @dataclass(slots=True, eq=False)
 class BackwardEvent(Event):
-    """One run of the backward pass, and what it wrote."""
+    """One run of the backward pass, and what it wrote.
+
+    ``keeps_graph``: with ``retain_graph=True``; ``in_sight``: the exceptions that were there before it.
+    """
 
     parked: Parking = field(kw_only=True)
+    keeps_graph: bool = False
+    in_sight: tuple[int, ...] = ()
     parts: dict[Any, Part] = field(default_factory=dict)
     pages: dict[torch.dtype, Page] = field(default_factory=dict)
 
@@ -72,6 +78,7 @@ class Kept:
     """A finished part: a copy of its slots on the device, small, to be read when somebody asks.
 
     ``buffers`` by ``BufferKey`` or ``Batch``, and by ``("channels", site)`` where ``channels`` names the site.
+    ``raised``: where the backward pass raised; ``freed``: whether one before it had let go of what the forward saved.
     ``flow``: what was made of it when it was first read; ``completed``: with what was known later of the step behind.
     """
 
@@ -84,6 +91,8 @@ class Kept:
     parameters: Kept | None = None
     channels: dict[int, int] = field(default_factory=dict)
     native: list[Written] = field(default_factory=list)
+    raised: Raised | None = None
+    freed: bool = False
     flow: GradientFlow | None = None
     completed: tuple[object, GradientFlow] | None = None
 
@@ -297,11 +306,16 @@ class Recorder(Events[BackwardEvent]):
         return True
 
     def _new(self, number: int, thread: int) -> BackwardEvent:
-        return BackwardEvent(number, thread, parked=Parking(self.parameters))
+        parked = Parking(self.parameters)
+        return BackwardEvent(number, thread, parked=parked, keeps_graph=keeps_graph(), in_sight=marks())
 
     def _began(self, event: BackwardEvent) -> None:
         if self.began is not None:
             self.began(event.number)
+
+    def _has_raised(self, event: BackwardEvent) -> None:
+        for owner in event.parts:
+            owner.raising()
 
     def settle(self) -> None:
         """As of all events."""
@@ -309,6 +323,7 @@ class Recorder(Events[BackwardEvent]):
         super().settle()
 
     def _ended(self, event: BackwardEvent) -> None:
+        raised = Raised(exception_since(event.in_sight)) if event.raised else None
         with self._lock:
             for page in event.pages.values():
                 page.flush()
@@ -318,8 +333,11 @@ class Recorder(Events[BackwardEvent]):
             finished = []
             for owner, part in sorted(event.parts.items(), key=lambda item: item[0].number):
                 kept = self._keep(owner, part, batches)
-                kept.parameters = parameters
+                kept.parameters, kept.raised, kept.freed = parameters, raised, owner.freed
+                owner.passed(freed=not event.keeps_graph)
                 finished.append(kept)
+            if raised is not None:
+                raised.parts = finished
             self.history.extend(finished)
             for dtype, page in event.pages.items():
                 self._pages[dtype].append(page)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from fxgrad.schema.failure import Failure
 from fxgrad.schema.findings import Diagnosis, Finding, NotChecked
 from fxgrad.schema.late import late as _late
 from fxgrad.schema.records import BlindSpot, Edge, ModuleCall, ModuleFlow, Node, ParameterRecord, Site
@@ -58,6 +59,7 @@ class EventInfo:
         loss_scale: what the loss was multiplied by before the backward, as the scaler said; None without a scaler.
             Gradients are as measured: it is not divided out.
         accumulating: whether parameters had a gradient already when the forward began; None where unknown.
+        failed: how the backward pass raised; None for one that ended.  Checks look at flows of those only.
     """
 
     backward: int
@@ -68,6 +70,7 @@ class EventInfo:
     values: bool = False
     loss_scale: float | None = None
     accumulating: bool | None = None
+    failed: Failure | None = None
 
 
 class _Judged:

@@ -134,6 +134,16 @@ def _thread_number() -> int:
 current_backward: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", _thread_number)  # noqa: SLF001
 
 
+def keeps_graph() -> bool:
+    """Whether the running backward pass was asked to leave the graph as it is (``retain_graph=True``).
+
+    ``torch._C._autograd._get_current_graph_task_keep_graph``, which AOTAutograd asks for the same end.  Where it is
+    missing, every graph counts as freed by its first pass, so that a second one that raises may be explained by that.
+    """
+    ask = getattr(getattr(torch._C, "_autograd", None), "_get_current_graph_task_keep_graph", None)  # noqa: SLF001
+    return False if ask is None else bool(ask())
+
+
 def forget_empty_hooks(tensor: Tensor) -> None:
     """Give a leaf whose last hook was removed back as it was before the first.
 
