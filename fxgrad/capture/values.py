@@ -121,7 +121,5 @@ class Values:
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             return {f.name: self.template(getattr(value, f.name, None), names) for f in dataclasses.fields(value)}
         if isinstance(value, slice):
-            return slice(
-                self.template(value.start, names), self.template(value.stop, names), self.template(value.step, names)
-            )
+            return slice(*(self.template(part, names) for part in (value.start, value.stop, value.step)))
         return constant(value)

@@ -9,8 +9,8 @@ from fxgrad.diagnosis.view import FlowView
 from fxgrad.schema import Failure, FailureCause, Finding
 
 _MENDS: dict[FailureCause, str] = {
-    "changed_in_place": "use the version that is not in place (h = h + 1 for h += 1), change a clone(), or take the step "
-    "behind the backward pass; with max_norm, use table.weight.clone() before the lookup",
+    "changed_in_place": "use the operation that is not in place (h = h + 1 for h += 1), change a clone(), or take the "
+    "optimizer step behind the backward pass; with max_norm, use table.weight.clone() before the lookup",
     "second_backward": "detach() what is carried from step to step, add the losses and call backward() once, or pass "
     "retain_graph=True to the first one",
     "custom_function": "return one gradient of the input's shape for each argument of forward, None for those that "

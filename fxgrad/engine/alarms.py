@@ -59,7 +59,10 @@ class Alarms:
         self._errors: list[Exception] = []
 
     def ended(self, kept: list[Kept]) -> None:
-        """A backward pass has ended, or raised some time ago: judge what was kept of it.  One copy to the host, a second one for an alarm."""
+        """A backward pass has ended, or raised some time ago: judge what was kept of it.
+
+        One copy to the host, a second one for an alarm.
+        """
         parts = [part for part in kept if part.recording.plan is not None]
         try:
             found = self._failed(parts) if kept[0].raised is not None else self._judged(parts)

@@ -244,20 +244,24 @@ class _Sites:
             return "statistic_failed", self.failures[self.source[site]]
         if not call.grad_enabled:
             return "no_grad_region", ""
-        if site not in self.recording.not_required and self.kept.raised is not None:
-            return "not_reached", "the backward pass raised before it came here"
         if site not in self.recording.not_required:
-            if site in self.recording.unprobed:
-                return "no_probe", self.recording.unprobed[site]
-            cut = self._cut_below(ref)
-            if cut is not None:
-                self.cuts[ref] = cut
-                return "detached", f"all that uses it goes through {cut}"
-            return ("not_reached", "") if reached else ("output_unused", "")
+            return self._not_reached(ref, site, reached=reached)
         if call.word in _CUTS:
             self.cuts[ref] = self.plan.nodes[ref.call].key
             return "detached", f"by {self.cuts[ref]}"
         return self._inherited(ref)
+
+    def _not_reached(self, ref: Ref, site: int, *, reached: bool) -> tuple[Reason, str]:
+        """Why no gradient came to a value that requires one."""
+        if self.kept.raised is not None:
+            return "not_reached", "the backward pass raised before it came here"
+        if site in self.recording.unprobed:
+            return "no_probe", self.recording.unprobed[site]
+        cut = self._cut_below(ref)
+        if cut is not None:
+            self.cuts[ref] = cut
+            return "detached", f"all that uses it goes through {cut}"
+        return ("not_reached", "") if reached else ("output_unused", "")
 
     def _cut_below(self, ref: Ref) -> str | None:
         """The key of a node that cuts the gradient between an unreached value and what the loss uses, if any."""

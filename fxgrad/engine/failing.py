@@ -16,7 +16,7 @@ from fxgrad.schema import Failure, FailureCause
 _CHANGED = "modified by an inplace operation"
 _FREED = "backward through the graph a second time"
 _RETURNED = ("returned an invalid gradient", "returned an incorrect number of gradients")
-_SHAPE = re.compile(r"\[[\w.]+ \[(?P<shape>[\d, ]*)\]\]")
+_SHAPE = re.compile(r"\[[\w.]+ \[(?P<shape>[\d, ]*)\]\](?:, which is output \d+ of (?P<maker>\w+))?")
 _LONGEST = 300  # characters of an exception's message
 _MAX_NORM = "max_norm"
 
@@ -121,10 +121,10 @@ def _cause(stop: _Reached, seen: Seen | None, later: list[_Reached]) -> _Cause:
     if _FREED in seen.message:
         return _freed(stop, later)
     if _CHANGED in seen.message:
-        shape = _SHAPE.search(seen.message)
-        wanted = None if shape is None else tuple(int(n) for n in shape["shape"].split(",") if n.strip())
-        return _changed(stop, wanted) or _Cause("changed_in_place", "something that it needs was changed in place")
-    said = f"{seen.type}: {_first_line(seen.message)}"
+        return _changed(stop, _Named.by(seen.message)) or _Cause(
+            "changed_in_place", "something that it needs was changed in place"
+        )
+    said = _first_line(seen.message) or "it said no more"
     if any(words in seen.message for words in _RETURNED):
         return _Cause("custom_function", said)
     if seen.where is not None:
@@ -175,8 +175,23 @@ def _entry(later: _Reached) -> str | None:
 # ---- changed in place ----------------------------------------------------------------------------------------------
 
 
-def _changed(stop: _Reached, shape: tuple[int, ...] | None) -> _Cause | None:
-    """Which of the things that the call at which it stopped needs was changed; ``shape``: what torch says it has."""
+@dataclass(frozen=True, slots=True)
+class _Named:
+    """What torch says of the tensor that was changed: its shape, and the autograd operation that made it."""
+
+    shape: tuple[int, ...]
+    maker: str
+
+    @staticmethod
+    def by(message: str) -> _Named | None:
+        found = _SHAPE.search(message)
+        if found is None:
+            return None
+        return _Named(tuple(int(n) for n in found["shape"].split(",") if n.strip()), (found["maker"] or "").lower())
+
+
+def _changed(stop: _Reached, told: _Named | None) -> _Cause | None:
+    """Which of the things that the call at which it stopped needs was changed; ``told``: what torch says of it."""
     if stop.stopped is None:
         return None
     call = stop.plan.calls[stop.stopped]
@@ -194,11 +209,12 @@ def _changed(stop: _Reached, shape: tuple[int, ...] | None) -> _Cause | None:
     for name in names:
         if name in stop.kept.recording.changed:
             return _from_outside(stop, name)
-    if shape is None:
+    if told is None:
         return None
-    fitting = [ref for ref in needs if _shape(stop, ref) == shape]
-    value = stop.named(fitting[0]) if fitting else None
-    what = value or f"a tensor of shape {shape} that it had saved"
+    fitting = [ref for ref in needs if _shape(stop, ref) == told.shape]
+    made = [ref for ref in fitting if told.maker.startswith(stop.plan.calls[ref.call].word.replace("_", ""))]
+    value = next((stop.named(ref) for ref in (*made, *fitting)), None)
+    what = value or f"a tensor of shape {told.shape} that it had saved"
     return _Cause("changed_in_place", f"{what} was changed in place outside of the model's forward", value=value)
 
 
@@ -239,7 +255,8 @@ def _by_call(stop: _Reached, number: int, value: str) -> _Cause:
     call = stop.plan.calls[number]
     how = " (max_norm scales rows of the table in place)" if _max_norm(call) else ""
     return _Cause(
-        "changed_in_place", f"{value} was changed in place by {stop.words(number)}{how}, and its backward needs it as it was",
+        "changed_in_place",
+        f"{value} was changed in place by {stop.words(number)}{how}, and its backward needs it as it was",
         culprit=stop.plan.nodes[number].key, value=value,
     )  # fmt: skip
 

@@ -51,9 +51,9 @@ class Recording:
 
     __slots__ = (
         "__weakref__", "accumulating", "changed", "computed", "deviation", "differentiated", "edges", "escalated",
-        "expected", "freed", "leaves", "not_required", "number", "parameters", "part", "partial", "places", "plan", "recomputed", "record",
-        "report", "rewriting", "same", "shapes", "sink", "sizes", "slots", "task", "unprobed", "untold", "values",
-        "versions", "window", "written",
+        "expected", "freed", "leaves", "not_required", "number", "parameters", "part", "partial", "places", "plan",
+        "recomputed", "record", "report", "rewriting", "same", "shapes", "sink", "sizes", "slots", "task",
+        "unprobed", "untold", "values", "versions", "window", "written",
     )  # fmt: skip
 
     def __init__(self, sink: Any, number: int, expected: int) -> None:

@@ -15,7 +15,7 @@ class Failure:
     """How far a backward pass came that raised, in one forward call that it went through.
 
     Attributes:
-        exception: name of the exception's type; None where fxgrad did not see it (see docs/findings/backward_failed.md).
+        exception: name of the exception's type; None where fxgrad did not see it.
         message: its first line; None likewise.
         site: ``Site.id`` of the last site that a gradient reached; None where none was reached.
         node: key of the node at which it stopped; None where that lies in another forward call or outside of the model.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import linecache
 from typing import Any
 
-import numpy
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -29,7 +29,7 @@ class ByNumpy(Double):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
-        return torch.from_numpy(numpy.multiply(x.numpy(), 2))
+        return torch.from_numpy(np.multiply(x.numpy(), 2))
 
 
 class Pair(torch.autograd.Function):
