@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +19,7 @@ from fxgrad.capture.learning import LearningRun
 from fxgrad.capture.modules import ModuleMap
 from fxgrad.capture.symbolic import Trace, refusal
 from fxgrad.capture.tracing import call_key, faithful_trace, modes_of
-from fxgrad.engine.assembly import assemble
+from fxgrad.engine.slot_assembly import SlotRun, assemble_slots
 from fxgrad.errors import CaptureError, NoFlowError
 from fxgrad.handles.watching import refuse_unwatchable
 from fxgrad.probes.functionalise import decide, watch_run
@@ -28,8 +27,8 @@ from fxgrad.probes.insert import compiled
 from fxgrad.probes.insert_function import Inserted, insert_function_probes
 from fxgrad.probes.recording import Recording
 from fxgrad.record.parameters import ParameterHooks
-from fxgrad.record.slot_recorder import KeptRuns, SlotFacts, SlotRecorder, kept_of
-from fxgrad.schema import REASONS, BlindSpot, CaptureReport, GradientFlow
+from fxgrad.record.slot_recorder import KeptRuns, SlotRecorder
+from fxgrad.schema import CaptureReport, GradientFlow
 from fxgrad.torch_support.fake import FakeModel, fake_like, like
 from fxgrad.torch_support.preserve import random_streams
 from fxgrad.torch_support.private import functorch_active, has_hooks
@@ -333,26 +332,12 @@ class _Observer:
         return [self._flow(event, run, slots) for run, slots in sorted(event.runs, key=lambda entry: entry[0].number)]
 
     def _flow(self, event: KeptRuns, run: Run, slots: Tensor) -> GradientFlow:
-        ready = run.ready
-        recording: Any = Recording(None, run.number, 0)
-        recording.shapes, recording.not_required = self.capturer.sites(run)
-        recording.plan, recording.report, recording.parameters = ready.plan, run.report, run.parameters
-        facts = SlotFacts(len(ready.plan.sites), ready.inserted.slot_of, recording.shapes)
-        kept = kept_of(recording, slots, facts)
-        kept.event, kept.parameters = event.number, event.parameters
-        flow = assemble(kept, "the caller's own backward pass", "norm")
-        return explained(flow, ready.inserted.unprobed)
-
-
-def explained(flow: GradientFlow, unprobed: Mapping[int, str]) -> GradientFlow:
-    """The flow with the reasons of sites (by number) that have no probe."""
-    why = {flow.sites[number].id: text for number, text in unprobed.items()}
-    spots = tuple(
-        BlindSpot(s.key, s.output_position, "no_probe", f"{REASONS['no_probe']} ({why[s.id]})")
-        if s.id in why and s.reason in ("not_reached", "output_unused", "detached") else s
-        for s in flow.blind_spots
-    )  # fmt: skip
-    return dataclasses.replace(flow, blind_spots=spots)
+        shapes, not_required = self.capturer.sites(run)
+        inserted = run.ready.inserted
+        return assemble_slots(event, SlotRun(
+            run.number, run.ready.plan, run.report, run.parameters, shapes, not_required, slots, inserted.slot_of,
+            inserted.unprobed,
+        ))  # fmt: skip
 
 
 # ---- the call, outside of what is compiled ---------------------------------------------------------------------

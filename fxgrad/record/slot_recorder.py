@@ -7,6 +7,7 @@ hooks, which work under ``torch.compile`` as they do without.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from fxgrad.record.hooks import Hook
 from fxgrad.record.library import library
 from fxgrad.record.owners import Parameters
 from fxgrad.record.parked import Parking
+from fxgrad.record.raising import Raised, exception_since, marks
 from fxgrad.record.recorder import HISTORY, Kept
 from fxgrad.record.slots import BufferKey, Kind, Reading, Slots
 from fxgrad.record.statistics import accumulator, dense
@@ -32,6 +34,7 @@ class SlotEvent(Event):
     """One backward event: what each run's slots received, and the parameters' statistics."""
 
     parked: Parking = field(kw_only=True)
+    in_sight: tuple[int, ...] = ()
     runs: list[tuple[Any, Tensor]] = field(default_factory=list)
     slots: Slots = field(default_factory=Slots)
     readings: list[Reading | None] = field(default_factory=list)
@@ -45,6 +48,7 @@ class KeptRuns:
     number: int
     runs: list[tuple[Any, Tensor]]
     parameters: Kept | None
+    raised: Raised | None = None
     flows: list[GradientFlow] | None = None
 
 
@@ -73,6 +77,10 @@ class SlotRecorder(Events[SlotEvent]):
             self.end(event)  # a second gradient of one run: another backward pass has begun
             event = self.running()
         event.runs.append((run, gradient.detach().clone()))  # a compiled backward may use its memory again
+
+    def keep(self, event: KeptRuns) -> None:
+        """An event has ended."""
+        self.history.append(event)
 
     def hook(self, owner: Any, index: int) -> Hook:
         """A tensor hook for parameter ``index``."""
@@ -104,7 +112,7 @@ class SlotRecorder(Events[SlotEvent]):
             event.failures[index] = f"{type(error).__name__}: {error}".splitlines()[0]
 
     def _new(self, number: int, thread: int) -> SlotEvent:
-        event = SlotEvent(number, thread, parked=Parking(self.parameters))
+        event = SlotEvent(number, thread, parked=Parking(self.parameters), in_sight=marks())
         event.slots.impatient = self._impatient
         return event
 
@@ -126,7 +134,8 @@ class SlotRecorder(Events[SlotEvent]):
                     recording=self.parameters, event=event.number, buffers=buffers,
                     readings=event.readings, failures=event.failures, usual=None,
                 )  # fmt: skip
-            self.history.append(KeptRuns(event.number, event.runs, own))
+            raised = Raised(exception_since(event.in_sight)) if event.raised else None
+            self.keep(KeptRuns(event.number, event.runs, own, raised))
 
 
 def kept_of(run: Any, gradient: Tensor, facts: SlotFacts) -> Kept:
@@ -156,5 +165,5 @@ class SlotFacts:
     """
 
     sites: int
-    slot_of: dict[int, int]
+    slot_of: Mapping[int, int]
     shapes: list[tuple[int, ...]]
