@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
+from fxgrad.capture.unregistered import unregistered
 from fxgrad.engine.objective import check_loss, default_loss, naming_the_cut
 from fxgrad.engine.step import Options
 from fxgrad.errors import FxgradError, InputError, ModelError, NoFlowError, OptionError
@@ -92,7 +94,7 @@ def _measured(
         refuse_unwatchable(model)
     positional, named = _arguments(args, kwargs)
     leaves = [tensor for _, tensor in tensors_in((positional, named))]
-    with preserved(model, leaves), _paused(outer), torch.enable_grad():
+    with _given_back(model, leaves), _paused(outer), torch.enable_grad():
         if options.capture == "dynamo":
             return _by_dynamo(model, positional, named, loss)
         watch = Watch(model, dataclasses.replace(options, one_shot=True), one_shot=True)
@@ -317,6 +319,20 @@ def _by_dynamo(
         return words
 
     return measured_once(model, step)
+
+
+@contextlib.contextmanager
+def _given_back(model: nn.Module, leaves: Sequence[Tensor]) -> Iterator[None]:
+    """``preserved``, with what the model keeps in plain lists and dicts."""
+    known = {id(one) for one in (*model.modules(), *model.parameters())}
+    beside = [found.item for found in unregistered(model, known)]
+    parameters = [item for item in beside if isinstance(item, nn.Parameter)]
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(preserved(model, [*leaves, *parameters]))
+        for item in beside:
+            if isinstance(item, nn.Module):
+                stack.enter_context(preserved(item, ()))
+        yield
 
 
 class _paused:  # noqa: N801  # used like a function in a with statement

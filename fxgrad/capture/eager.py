@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 from fxgrad.capture.calls import ASKS, frozen, function_word, fx_op, leaf_facts, named_arguments, same_call
 from fxgrad.capture.captured import Call, ModuleSpan, Output, Plan, Ref, describe_output
 from fxgrad.capture.functions import Applied, Functions, given_to
-from fxgrad.capture.modules import ModuleMap, Place, module_at
+from fxgrad.capture.modules import ModuleMap, Place
 from fxgrad.capture.names import METADATA, source_line
 from fxgrad.capture.recomputation import Recomputation, is_recomputed, made_by_function
 from fxgrad.capture.values import Known, Values
@@ -241,7 +241,7 @@ class Session(TorchFunctionMode):
                 op, target, word, stem, self._path, self._type, func, refs, template(args), template(kwargs),
                 tuple(describe_output(position, tensor) for position, tensor in found),
                 None if op in ("placeholder", "output") else self._source(), enabled,
-                op == "call_module" and frozen(module_at(self.modules.root, target)),
+                op == "call_module" and frozen(self.modules.at[target].module),
                 tuple(self._values.ref(tensor) for _, tensor in found),
                 tuple(self._values.base(tensor) for _, tensor in found), self._values.changed(args, kwargs),
                 *leaf_facts(self.modules, op, target),

@@ -333,7 +333,7 @@ def _parameters(
         records.append(ParameterRecord(
             name=names[0], aliases=names[1:], shape=tuple(parameter.shape), dtype=dtype_word(parameter.dtype),
             device=str(parameter.device), requires_grad=parameter.requires_grad, statistics=statistics, reason=reason,
-            value=values.get(place),
+            value=values.get(place), registered=names[0] not in kept.recording.outside,
             rewritten=rewritten.get(id(parameter)),
         ))  # fmt: skip
     return tuple(records)

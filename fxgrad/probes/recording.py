@@ -45,15 +45,16 @@ class Recording:
         written: the statistics of the values that were taken in C++, if any.
         record: what C++ hooks of probes write to, a slot for each site; None where the hooks are Python's.
         recomputed: whether a part of the forward runs again in the backward pass, under the Python recorder.
+        outside: names of parameters that are not registered.
         versions: of the parameters when the forward had returned.
         freed, changed: see ``fxgrad.record.owners.Owner``.
     """
 
     __slots__ = (
         "__weakref__", "accumulating", "changed", "computed", "deviation", "differentiated", "edges", "escalated",
-        "expected", "freed", "leaves", "not_required", "number", "parameters", "part", "partial", "places", "plan",
-        "recomputed", "record", "report", "rewriting", "same", "shapes", "sink", "sizes", "slots", "task",
-        "unprobed", "untold", "values", "versions", "window", "written",
+        "expected", "freed", "leaves", "not_required", "number", "outside", "parameters", "part", "partial",
+        "places", "plan", "recomputed", "record", "report", "rewriting", "same", "shapes", "sink", "sizes", "slots",
+        "task", "unprobed", "untold", "values", "versions", "window", "written",
     )  # fmt: skip
 
     def __init__(self, sink: Any, number: int, expected: int) -> None:
@@ -89,6 +90,7 @@ class Recording:
         self.recomputed = False
         self.versions: Sequence[int] = ()
         self.freed = False
+        self.outside: frozenset[str] = frozenset()
         self.changed: tuple[str, ...] = ()
 
     def shape_of(self, site: int) -> tuple[int, ...] | None:
