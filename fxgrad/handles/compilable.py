@@ -30,8 +30,8 @@ from fxgrad.record.parameters import ParameterHooks
 from fxgrad.record.slot_recorder import KeptRuns, SlotRecorder
 from fxgrad.schema import CaptureReport, GradientFlow
 from fxgrad.torch_support.fake import FakeModel, fake_like, like
-from fxgrad.torch_support.preserve import random_streams
 from fxgrad.torch_support.private import functorch_active, has_hooks
+from fxgrad.torch_support.streams import random_streams
 from fxgrad.torch_support.structure import tensors_in
 
 _SHARED = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")
@@ -102,7 +102,7 @@ class Capturer:
 
     def _make(self, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ready:
         made = faithful_trace(self.modules, self.model.forward, args, kwargs, checked=self.checks)
-        with random_streams():
+        with random_streams(fake=True):
             fake = FakeModel(self.model)
             if self.checks:
                 plan = self._eager(fake, args, kwargs)
@@ -169,7 +169,7 @@ class Capturer:
         recording = Recording(None, 0, 0)
         learning = LearningRun(ModuleMap(fake.model), recording, _no_hook, None)
         _, values = fake_like(run.args, fake.mode)
-        with random_streams(), fake.running():
+        with random_streams(fake=True), fake.running():
             learning.run_graph(run.ready.trace, tuple(values), {}, self.names)
         made: Plan = recording.plan
         shapes = [tuple(shape) for shape in recording.shapes]
