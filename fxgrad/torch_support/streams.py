@@ -160,6 +160,6 @@ def _equal(one: Any, two: Any) -> bool:
     if isinstance(one, Tensor):
         with without_torch_function():  # a mode of the user's must not see it
             return torch.equal(one, two)
-    if isinstance(one, tuple):
-        return len(one) == len(two) and all(map(_equal, one, two))
-    return one.tobytes() == two.tobytes() if hasattr(one, "tobytes") else bool(one == two)
+    if hasattr(one[1], "tobytes"):  # NumPy's
+        return bool(one[1].tobytes() == two[1].tobytes() and one[0] == two[0] and one[2:] == two[2:])
+    return bool(one == two)
