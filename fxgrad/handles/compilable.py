@@ -312,7 +312,7 @@ class _Observer:
         return _Prepared(run, torch.zeros(ready.inserted.size, dtype=dtype, device=device, requires_grad=True), tensors)
 
     def finish(self, prepared: _Prepared, returned: Any) -> Any:
-        self.recorder.expect(prepared.run, prepared.slots)
+        self.recorder.expect(prepared.run, prepared.slots, returned)
         return prepared.run.ready.trace.rebuild(returned)
 
     def close(self) -> None:

@@ -138,7 +138,7 @@ class Observer:
             slots = torch.zeros(graph.inserted.size, dtype=torch.float64, device=device, requires_grad=True)
             this = self._begin(graph, args)
             result = compiled(slots, *args)
-            self.recorder.expect(this, slots)
+            self.recorder.expect(this, slots, result)
             self._end(this, result)
             return result
 

@@ -12,7 +12,10 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from torch import Tensor
+
 from fxgrad.torch_support.private import at_end_of_backward, current_backward
+from fxgrad.torch_support.structure import tensors_in
 
 
 @dataclass(slots=True, eq=False)
@@ -147,4 +150,25 @@ class _End:
         self.events.end(self.event)
 
 
-__all__ = ["Event", "Events"]
+class Begin:
+    """A hook on what a model returns: the backward pass begins here, and not in a pass inside of it."""
+
+    __slots__ = ("_events",)
+    __torch_unserializable__ = True
+
+    def __init__(self, events: Events[Any]) -> None:
+        self._events = events
+
+    def __call__(self, gradient: Tensor) -> None:
+        """Open the event."""
+        del gradient
+        self._events.running()
+
+    def put(self, returned: Any) -> None:
+        """On all tensors that were returned and can carry a gradient."""
+        for _, tensor in tensors_in(returned):
+            if tensor.requires_grad and not tensor.is_leaf:
+                tensor.register_hook(self)  # type: ignore[no-untyped-call]
+
+
+__all__ = ["Begin", "Event", "Events"]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from fxgrad.record.events import Event, Events
+from fxgrad.record.events import Begin, Event, Events
 from fxgrad.record.full import write_any_norm
 from fxgrad.record.hooks import Hook
 from fxgrad.record.library import library
@@ -64,9 +64,10 @@ class SlotRecorder(Events[SlotEvent]):
         self._impatient: set[int] = set()  # parameters whose gradients somebody changes during the backward pass
         self._library = library()
 
-    def expect(self, run: Any, slots: Tensor) -> None:
-        """Take what arrives at ``slots``, the leaf that ``run`` brought along."""
+    def expect(self, run: Any, slots: Tensor, returned: Any) -> None:
+        """Take what arrives at ``slots``, the leaf that ``run`` brought along; ``returned``: where a pass begins."""
         if slots.requires_grad:
+            Begin(self).put(returned)
             slots.register_hook(lambda gradient: self._take(run, gradient))  # type: ignore[no-untyped-call]
 
     def _take(self, run: Any, gradient: Tensor) -> None:

@@ -174,23 +174,8 @@ class _OnArrival:
         return None if result is gradient else result
 
 
-class Begin:
-    """A hook on what the model returns: the backward pass begins here, and not in a checkpoint inside of it."""
-
-    __slots__ = ("rules",)
-    __torch_unserializable__ = True
-
-    def __init__(self, rules: BackwardRules) -> None:
-        self.rules = rules
-
-    def __call__(self, gradient: Tensor) -> None:
-        """Open the event."""
-        del gradient
-        self.rules.running()
-
-
 def _several_ranks() -> bool:
     return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
 
 
-__all__ = ["BackwardRules", "Begin"]
+__all__ = ["BackwardRules"]
