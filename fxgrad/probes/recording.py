@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fxgrad.probes.edges import EdgeNotes
 from fxgrad.probes.probe import put
-from fxgrad.torch_support.private import version_of
+from fxgrad.torch_support.private import version_of, versions_of
 from fxgrad.torch_support.structure import tensors_in
 
 
@@ -129,7 +129,7 @@ class Recording:
 
     def returned(self) -> None:
         """The forward has returned."""
-        self.versions = [version_of(parameter) for _, _, parameter in self.parameters]
+        self.versions = versions_of(parameter for _, _, parameter in self.parameters)
 
     def raising(self) -> None:
         """A backward pass is raising: which parameters are not as the forward left them?"""
