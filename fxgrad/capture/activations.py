@@ -130,6 +130,19 @@ class Gate:
             return dict.fromkeys(found)  # a tensor as limit: where it lies cannot be told from the output
         return {name: _number(value) for name, value in found.items()}
 
+    @property
+    def simple(self) -> tuple[int, float, float, float, int | None] | None:
+        """Where nothing but its own output tells the inactive entries: kind, lower and upper limit, ``NEAR``, axis.
+
+        Kinds: 0 at or beyond a limit, 1 just below zero, 2 exactly zero; None for an op with settings.
+        """
+        kind = 1 if self.word in _FROM_BELOW else 2 if self.word in _NONZERO else 0
+        if kind == 0 and self.word not in _FIXED:
+            return None
+        low, high = _FIXED.get(self.word, (None, None))
+        none = math.nan  # which no value is below or above
+        return kind, none if low is None else low, none if high is None else high, NEAR, self.axis
+
     def dimension(self, value: Tensor) -> int:
         """The dimension of the units of ``value``, which has one at least."""
         axis = self.axis

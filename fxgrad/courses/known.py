@@ -7,6 +7,7 @@ a call leaves all known courses it is still measured whole, and named by ``devia
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,7 +27,6 @@ from fxgrad.probes.recording import Recording
 from fxgrad.record.native import LEVELS
 from fxgrad.schema import Level
 from fxgrad.torch_support.private import without_torch_function
-from fxgrad.torch_support.structure import tensors_in
 
 _MOST = 64  # courses that are kept
 _TRIES = 3  # calls behind which one has to have gone a known way
@@ -45,7 +45,7 @@ class Course:
         where: by operator, from where it was called.
         steps, first_values: the operators, and the number of the first value that appears in each.
         not_required, untold, same: as of the recording under which it was learnt.
-        shown: by value, what is wanted of it in the forward pass.
+        shown, gates: by value, what is wanted of it in the forward pass; how C++ counts its active units.
         pieces: the autograd edges of edge sites; None where edges are not measured.
         unmeasured: why an edge has none.
     """
@@ -62,6 +62,7 @@ class Course:
     pieces: Sequence[Any] | None = None
     unmeasured: Mapping[int, tuple[str, str]] = field(default_factory=dict)
     shown: Mapping[int, int] = field(default_factory=dict)
+    gates: Mapping[int, Any] = field(default_factory=dict)
 
 
 class Observer:
@@ -90,7 +91,7 @@ class Observer:
         self._kinds: set[Any] = set()
         self._structure: Any = None
         self._parameters: Any = None
-        self._latest: list[bool] = []  # whether a call left the known courses
+        self._latest: deque[bool] = deque(maxlen=_PATIENCE)  # whether a call left the known courses
         self._relearn = 0
         self._raised: list[frozenset[int]] = []
         self.refused: str | None = None
@@ -162,11 +163,11 @@ class Observer:
         run = Learning(self, prepared.inputs)
         try:
             result = call(run.session)
-            with without_torch_function(), run.noting():
-                if run.error is None:
-                    run.native.finish([tensor for _, tensor in tensors_in(result)])
-        finally:
+        except BaseException:
             run.leave()
+            raise
+        with without_torch_function():
+            run.finish(result)
         self._kinds.add(prepared.kind)
         self._relearn = max(0, self._relearn - 1)
         with run.noting(), without_torch_function():
@@ -198,7 +199,8 @@ class Observer:
             return
         if recording.values is not None:
             self.refused = unfit(plan, forward.noted, forward.first_values, session.ranges, recording.same)
-            course.shown = wanted(plan, course.slots)
+            course.shown, course.gates = wanted(plan, course.slots, self.extension.Gate)
+            self._model.set_gates(number, course.gates)
         self.courses.append(course)
         if self._edges:
             course.pieces, course.unmeasured = pieces_of(recording, forward, self.extension.Piece)
@@ -225,27 +227,25 @@ class Observer:
             for number, course in enumerate(self.courses)
         })  # fmt: skip
 
-    def follow(self, recording: Recording, forward: Callable[[], Any], prepared: Prepared) -> Any:
-        """Run a call under the observer alone; an error of ours leaves the call without a record."""
+    def follow(self, recording: Recording, prepared: Prepared) -> Following:
+        """From here on the observer alone sees what runs, until ``arrived`` or the ``leave`` of what this returns."""
         run = Following(self, recording)
         recording.slots = ()  # no Python hooks
-        with run.noting(), without_torch_function():
+        with run.noting():
             self._set_levels()
             run.begin(self, prepared.inputs)
-        try:
-            result = forward()
-            with without_torch_function(), run.noting():
-                if run.error is None:
-                    run.native.finish([tensor for _, tensor in tensors_in(result)])
-        finally:
-            run.leave()
-        with without_torch_function(), run.noting():
-            if run.error is None:
+        return run
+
+    def arrived(self, run: Following, result: Any) -> None:
+        """The forward returned this; an error of ours leaves the call without a record."""
+        recording = run.recording
+        run.finish(result)
+        if run.error is None:
+            with run.noting():
                 self._arrived(recording, run)
         if run.error is not None:
             recording.plan, recording.slots = None, ()
             self._give_up(run.error)
-        return result
 
     def rename(self, recording: Recording) -> None:
         """Name a call that left the known courses by the course that it took, where that has been learnt since."""
@@ -260,14 +260,14 @@ class Observer:
 
     def _arrived(self, recording: Recording, run: Following) -> None:
         number = run.native.plan
-        self._latest = [*self._latest[1 - _PATIENCE :], number < 0]
+        self._latest.append(number < 0)
         recording.computed = True
-        recording.sizes, recording.written = run.record.shapes, run.record.values
+        recording.sizes, recording.written, recording.units = run.record.shapes, run.record.values, run.record.units
         if number >= 0:
             course = self.courses[number]
             recording.plan, recording.slots = course.plan, course.slots
             recording.not_required, recording.untold = set(course.not_required), set(course.untold)
-            recording.same, recording.escalated = dict(course.same), frozenset(course.plan.escalated)
+            recording.same, recording.escalated = course.same, frozenset(course.plan.escalated)
             if course.pieces is not None and recording.edges is not None:
                 _hook_edges(recording.edges, recording, run, course)
         else:
@@ -287,7 +287,7 @@ class Observer:
 
 def _use(recording: Recording, found: Found) -> None:
     recording.plan, recording.slots = found.plan, found.slots
-    recording.not_required, recording.same = set(found.not_required), dict(found.same)
+    recording.not_required, recording.same = set(found.not_required), found.same
 
 
 def _named_alike(one: Course, other: Course) -> bool:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -38,6 +38,27 @@ class Prepared:
     learning: str | None
 
 
+class Noting:
+    """A context in which an error is noted with a run: the user's forward must go on."""
+
+    __slots__ = ("_run",)
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+
+    def __enter__(self) -> None:
+        """Nothing to do."""
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> bool:
+        """Note what was raised, or what went wrong in C++."""
+        run = self._run
+        if isinstance(error, Exception):
+            run.error = run.error or error
+        elif run.native is not None and run.native.failed:
+            run.error = run.error or run.native.failed
+        return kind is None or isinstance(error, Exception)
+
+
 class Run:
     """One call with the observer on it.  Errors of ours are noted, never raised."""
 
@@ -48,31 +69,29 @@ class Run:
         self._modules = modules
         self._finder: Finder | None = None
 
-    @contextlib.contextmanager
-    def noting(self) -> Iterator[None]:
+    def noting(self) -> Noting:
         """Note what is raised inside, and what the observer noted itself."""
-        try:
-            yield
-        except Exception as error:  # noqa: BLE001  # the user's forward must go on
-            self.error = self.error or error
-        if self.native is not None and self.native.failed:
-            self.error = self.error or self.native.failed
+        return Noting(self)
 
-    def start(self, inputs: Sequence[tuple[str, Tensor]]) -> None:
+    def start(self, inputs: Sequence[tuple[str, Tensor]], on_leaf: Any = None, on_value: Any = None) -> None:
         """From here on operators are seen."""
-        self.native.on_step = self._step
-        self.native.begin(_words(inputs), [tensor for _, tensor in inputs])
+        words = "inputs " + " ".join([name for name, _ in inputs])
+        self.native.begin(words, [tensor for _, tensor in inputs], self._step, on_leaf, on_value)
+
+    def finish(self, result: Any) -> None:
+        """The forward has returned this; operators are no longer seen."""
+        if self.error is None:
+            with self.noting():
+                self.native.finish([tensor for _, tensor in tensors_in(result)])
+        self.leave()
 
     def leave(self) -> None:
-        """Operators are no longer seen."""
+        """Operators are no longer seen.  May be called twice."""
         if self._finder is not None:
             self._finder.done()
         if self.native is not None:
             with self.noting():
                 self.native.leave()
-                self.native.on_step = self.native.on_leaf = self.native.on_value = (
-                    None  # a circle that no collector sees
-                )
 
     def _step(self, _: str) -> None:
         with self.noting():
@@ -111,13 +130,12 @@ class Following(Run):
 
     def begin(self, observer: Observer, inputs: Sequence[tuple[str, Tensor]]) -> None:
         """Before the model's forward runs."""
-        self.record = observer.extension.Record(self.recording, observer.level)
+        self.record = observer.record_of(self.recording)
         self.native = observer.forward(self.record, learning=False)
-        self.native.on_leaf = self._leaf
-        if self.recording.values is not None:
-            self.record.take_values(observer.extension.Level(LEVELS[self.recording.values.taken.level]))
-            self.native.on_value = self._value
-        self.start(inputs)
+        values = self.recording.values
+        if values is not None:
+            self.record.take_values(observer.extension.Level(LEVELS[values.taken.level]))
+        self.start(inputs, self._leaf, None if values is None else self._value)
 
     def _value(self, value: Tensor, slot: int) -> None:
         """A value at which Python has to look; the course so far is that of the one that is nearby."""
@@ -141,10 +159,6 @@ class Following(Run):
             for site in sites[1:]:
                 self.recording.leaves.of(leaf).add(self.recording, site)
         self._leaves.clear()
-
-
-def _words(inputs: Sequence[tuple[str, Tensor]]) -> str:
-    return "inputs " + " ".join(name for name, _ in inputs)
 
 
 def input_tensors(args: tuple[Any, ...], kwargs: dict[str, Any], names: list[str]) -> list[tuple[str, Tensor]]:

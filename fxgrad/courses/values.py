@@ -1,31 +1,42 @@
 """Forward statistics under the native observer: which values Python has to look at, and what it finds there.
 
-The statistics themselves are taken in C++ as each operator ends.  Python counts the active units of activations,
-and takes what the reductions do not.
+The statistics themselves are taken in C++ as each operator ends, and the active units of activations counted there.
+Python counts those of activations with settings, and takes what the loops in C++ do not.
 """
 
 from __future__ import annotations
 
 import bisect
-from collections.abc import Container, Sequence
+import math
+import weakref
+from collections.abc import Callable, Container, Sequence
 from typing import Any
+
+from torch import Tensor
 
 from fxgrad.capture.activations import from_settings, gate_of
 from fxgrad.capture.captured import Plan
-from fxgrad.record.recorder import Kept
+from fxgrad.record.values import ForwardValues, Units
 
 TAKE, SHOW = 4, 8  # as the extension marks what it takes the statistics of, and what it shows to Python
 
 
-def wanted(plan: Plan, slots: Sequence[Sequence[int]]) -> dict[int, int]:
-    """By value, whether its statistics are taken and whether Python looks at it."""
-    found = {}
+def wanted(
+    plan: Plan, slots: Sequence[Sequence[int]], make: Callable[..., Any]
+) -> tuple[dict[int, int], dict[int, Any]]:
+    """By value, whether its statistics are taken and whether Python looks at it; and the gates that C++ counts by.
+
+    ``make``: the extension's ``Gate``.
+    """
+    found, gates = {}, {}
     for value, sites in enumerate(slots):
         if sites:
-            number = plan.sites[sites[0]].call
-            shown = gate_of(plan.calls, number) is not None
-            found[value] = TAKE | (SHOW if shown else 0)
-    return found
+            gate = gate_of(plan.calls, plan.sites[sites[0]].call)
+            simple = None if gate is None else gate.simple
+            if simple is not None:
+                gates[value] = make(*simple)
+            found[value] = TAKE | (SHOW if gate is not None and simple is None else 0)
+    return found, gates
 
 
 def unfit(
@@ -53,7 +64,14 @@ def unfit(
     return None
 
 
-def finished(kept: Kept, recording: Any, written: Any) -> None:
+def finished(taken: ForwardValues, recording: Any, written: Any, units: Sequence[tuple[int, int, Tensor]]) -> None:
     """The forward has returned: what C++ took becomes a part of what was kept of its values."""
-    kept.recording = recording
+    kept = taken.sites
+    if kept is None:
+        return
+    kept.recording = weakref.proxy(recording)  # which holds it; its sites may get other names until they are read
     kept.native = [written]
+    for slot, axis, counts in units:
+        for site in recording.sites_of(slot)[:1]:
+            taken.units[site] = Units(counts, axis, math.prod(recording.sizes.at(slot)) // max(len(counts), 1))
+            kept.buffers["units", site] = counts

@@ -88,6 +88,7 @@ class Engine:
         self.leaves = LeafHooks(LeafHook)
         self.training: Training | None = None
         self._windows = Windows()
+        self._latest_report: tuple[Any, CaptureReport | None] = (None, None)  # the same in most steps
         self._recorders = Recorders(self.recorder, self.modules, self.parameters, options)
 
     @property
@@ -139,7 +140,15 @@ class Engine:
             return observer.learn(
                 recording, lambda session: self._run_python(recording, args, kwargs, learning, session), prepared
             )
-        result = observer.follow(recording, lambda: self.forward(*args, **kwargs), prepared)
+        with without_torch_function():
+            run = observer.follow(recording, prepared)
+        try:
+            result = self.forward(*args, **kwargs)
+        except BaseException:
+            run.leave()
+            raise
+        with without_torch_function():
+            observer.arrived(run, result)
         if recording.deviation is None:
             self._previous = recording.plan
         else:
@@ -161,9 +170,12 @@ class Engine:
         return result
 
     def _report(self, front_end: FrontEnd, recorder: str, reason: str) -> CaptureReport:
-        return CaptureReport(
-            front_end, reason, type(self.model).__name__, self.model.training, torch.__version__, recorder=recorder
-        )
+        facts = front_end, reason, type(self.model).__name__, self.model.training, torch.__version__
+        known, report = self._latest_report
+        if report is None or known != (*facts, recorder):
+            report = CaptureReport(*facts, recorder=recorder)
+            self._latest_report = (*facts, recorder), report
+        return report
 
     def _finish(self, recording: Recording) -> None:
         """The forward has returned."""
@@ -174,7 +186,7 @@ class Engine:
         if recording.values is not None:
             recording.values.finish()
             if recording.written is not None:
-                finished(recording.values.taken.sites, recording, recording.written)
+                finished(recording.values.taken, recording, recording.written, recording.units)
 
     def _begin(self, rules: NodeRules | None, *, observe: bool) -> Recording:
         self.recorder.settle()

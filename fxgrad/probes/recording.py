@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -43,6 +42,7 @@ class Recording:
         sizes: of the values behind the slots.
         deviation: how the call left the courses that the native recorder knew; None where it didn't.
         written: the statistics of the values that were taken in C++, if any.
+        units: the active units of activations that were counted in C++: slot, axis, counts.
         record: what C++ hooks of probes write to, a slot for each site; None where the hooks are Python's.
         recomputed: whether a part of the forward runs again in the backward pass, under the Python recorder.
         outside: names of parameters that are not registered.
@@ -54,7 +54,7 @@ class Recording:
         "__weakref__", "accumulating", "changed", "computed", "deviation", "differentiated", "edges", "escalated",
         "expected", "freed", "leaves", "not_required", "number", "outside", "parameters", "part", "partial",
         "places", "plan", "recomputed", "record", "report", "rewriting", "same", "shapes", "sink", "sizes", "slots",
-        "task", "unprobed", "untold", "values", "versions", "window", "written",
+        "task", "units", "unprobed", "untold", "values", "versions", "window", "written",
     )  # fmt: skip
 
     def __init__(self, sink: Any, number: int, expected: int) -> None:
@@ -79,13 +79,14 @@ class Recording:
         self.edges: EdgeNotes | None = None
         self.values: Any = None
         self.accumulating: bool | None = None
-        self.same: dict[int, int] = {}
+        self.same: Mapping[int, int] = {}
         self.unprobed: Mapping[int, str] = {}
         self.places: Mapping[int, int] = {}
         self.slots: Sequence[Sequence[int]] | None = None
         self.sizes: Any = None
         self.record: Any = None
         self.written: Any = None
+        self.units: Sequence[tuple[int, int, Tensor]] = ()
         self.deviation: Any = None
         self.recomputed = False
         self.versions: Sequence[int] = ()
@@ -111,13 +112,24 @@ class Recording:
 
     def native_takes(self, slot: int, gradient: Tensor) -> None:
         """A gradient that the native reductions do not take."""
-        for site in (slot,) if self.slots is None else itertools.chain(*self.slots[slot : slot + 1]):
+        for site in self.sites_of(slot):
             self.sink.observe(self, site, gradient)
+
+    def sites_of(self, slot: int) -> Sequence[int]:
+        """The sites of a slot of C++ hooks."""
+        if self.slots is None:
+            return (slot,)
+        return self.slots[slot] if slot < len(self.slots) else ()
 
     def native_again(self, slot: int) -> bool:
         """A second gradient of a value in one pass."""
         again: bool = self.sink.native_again(self, slot)
         return again
+
+    def native_failed(self, slot: int, why: str) -> None:
+        """A statistic that could not be written."""
+        for site in self.sites_of(slot):
+            self.sink.native_failed(self, site, why)
 
     def native_differentiated(self) -> None:
         """A backward pass is being differentiated."""

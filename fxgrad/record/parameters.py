@@ -39,6 +39,7 @@ class ParameterHooks:
         self._gone = False  # whether some have left the model
         self._tensors: list[Tensor] = []
         self._listed: list[tuple[int, tuple[str, ...], Tensor]] = []
+        self._leaves: list[Tensor | None] = []  # by number, those with a hook in C++
         self.trained = b""  # by parameter, whether it requires a gradient, where that is asked in C++
         self.accumulating: bool | None = None
 
@@ -50,8 +51,8 @@ class ParameterHooks:
         record = extension.Record(owner, kind)
         self._sink.parameters.sizes = record.shapes
         self._native = _Native(record, extension.LeafHooks(record), extension, kind)
-        hooks = self._native.hooks
-        self._sink.parameters.lost = lambda: hooks.lost(self._leaves())
+        hooks, leaves = self._native.hooks, self._leaves
+        self._sink.parameters.lost = lambda: hooks.lost(leaves)
 
     def refresh(self, parameters: list[tuple[tuple[str, ...], Tensor]]) -> list[tuple[int, tuple[str, ...], Tensor]]:
         """Hook what has begun to require a gradient since; the parameters with their numbers."""
@@ -89,11 +90,11 @@ class ParameterHooks:
 
     def _refresh_native(self, native: _Native) -> None:
         """Put back what torch cleared; what ``norm`` could not tell is measured at ``full``."""
-        native.hooks.mend(self._leaves())
+        native.hooks.mend(self._leaves)
         escalated = self._sink.escalated
         if escalated != self._raised and native.kind == native.extension.Level.norm:
             self._raised = set(escalated)
-            native.hooks.set_levels(self._leaves(), sorted(escalated), native.extension.Level.full)
+            native.hooks.set_levels(self._leaves, sorted(escalated), native.extension.Level.full)
 
     def _number(self, parameter: Tensor) -> int:
         known = self._known.get(id(parameter))
@@ -126,6 +127,8 @@ class ParameterHooks:
             return parameter.register_hook(self._sink.hook(self._sink.parameters, number))  # type: ignore[no-untyped-call, no-any-return]
         native.record.shapes.set(number, list(parameter.shape))
         native.hooks.put(number, parameter, native.kind)
+        self._leaves.extend([None] * (number + 1 - len(self._leaves)))
+        self._leaves[number] = parameter
         return None
 
     @property
@@ -147,10 +150,8 @@ class ParameterHooks:
             handle.remove()
             forget_empty_hooks(known.tensor)
         elif self._native is not None:
-            self._native.hooks.remove([(known.number, known.tensor)])
-
-    def _leaves(self) -> list[tuple[int, Tensor]]:
-        return [(known.number, known.tensor) for known in self._known.values() if known.number in self._hooked]
+            self._native.hooks.remove(known.number, known.tensor)
+            self._leaves[known.number] = None
 
 
 class _Native(NamedTuple):
@@ -183,6 +184,12 @@ class _Owner:
         """A second gradient of a parameter in one pass."""
         sink = self._sink()
         return sink is not None and sink.native_again(sink.parameters, slot)
+
+    def native_failed(self, slot: int, why: str) -> None:
+        """A statistic that could not be written."""
+        sink = self._sink()
+        if sink is not None:
+            sink.native_failed(sink.parameters, slot, why)
 
     def native_differentiated(self) -> None:
         """A backward pass is being differentiated."""

@@ -26,7 +26,13 @@ from fxgrad.record.raising import Raised, exception_since, marks
 from fxgrad.record.slots import BufferKey, Kind, Reading, Slots
 from fxgrad.record.staging import Batch, Page
 from fxgrad.record.statistics import accumulator, columns, dense, dottable, write_square
-from fxgrad.torch_support.private import current_backward, functorch_active, keeps_graph
+from fxgrad.torch_support.private import (
+    current_backward,
+    functorch_active,
+    keeps_graph,
+    under_a_mode,
+    without_dispatch_modes,
+)
 
 if TYPE_CHECKING:
     from fxgrad.schema import GradientFlow, Level
@@ -42,7 +48,8 @@ class Part:
     ``fast`` has the slots of sites whose gradient has yet to come and is expected to be of the usual kind, which a
     hook may fill by itself; it ends with a None, for the number -1 of a hook without a site.  What a hook wrote has
     the gradient's shape as its reading.  ``put`` stages a small gradient
-    at level ``full``.  ``sources`` are the buffers that the readings are in, besides the batches of the event.
+    at level ``full``.  ``quick``: what a hook does by itself is seen by nobody.  ``sources`` are the buffers that the
+    readings are in, besides the batches of the event.
     ``channels``: by site, the dimension of its units and the l2 norm of each unit's gradient.  ``native``: what C++
     hooks wrote, of which ``readings`` do not know yet.
     """
@@ -54,6 +61,7 @@ class Part:
     fast: list[Tensor | None] = field(default_factory=list)
     norm: Callable[..., Tensor] = norm_of_float32
     put: Callable[[Tensor], Reading | None] | None = None
+    quick: bool = False
     sources: set[BufferKey] = field(default_factory=set)
     channels: dict[int, tuple[int, Tensor]] = field(default_factory=dict)
     native: list[Written] = field(default_factory=list)
@@ -153,7 +161,8 @@ class Recorder(Events[BackwardEvent]):
             if part.fast and write_fast(part, index, gradient):
                 return
         try:
-            reading = part.readings[index] = self._write(part, owner, index, gradient)
+            with without_dispatch_modes():
+                reading = part.readings[index] = self._write(part, owner, index, gradient)
             if not isinstance(reading[0], Batch):
                 part.sources.add(reading[0])
         except Exception as error:  # noqa: BLE001  # the user's backward must go on, whatever the gradient is
@@ -166,11 +175,11 @@ class Recorder(Events[BackwardEvent]):
         """
         if functorch_active():
             return
-        with contextlib.suppress(Exception), torch.no_grad():  # the user's backward must go on
-            if owner.task == current_backward() and index < len(owner.part.readings):
-                part: Part = owner.part
-            else:
-                part = self._part(owner, index)
+        if owner.task == current_backward() and index < len(owner.part.readings):
+            part: Part = owner.part
+        else:
+            part = self._part(owner, index)
+        with contextlib.suppress(Exception), without_dispatch_modes(), torch.no_grad():  # the user's backward goes on
             modulus = torch.nan_to_num(gradient.abs(), nan=0.0, posinf=0.0, neginf=0.0)
             others = [n for n in range(gradient.ndim) if n != axis]
             norms = (
@@ -186,7 +195,7 @@ class Recorder(Events[BackwardEvent]):
             waits = self._park(part, owner, index, gradient)
             if waits is not None:
                 return waits
-        quick = not torch.is_grad_enabled()
+        quick = part.quick
         with torch.no_grad():
             if self.level != "norm" or index in owner.escalated:
                 return self._write_full(part, owner, index, gradient, quick=quick)
@@ -271,6 +280,10 @@ class Recorder(Events[BackwardEvent]):
             owner.task, owner.part = current_backward(), part
         return True
 
+    def native_failed(self, owner: Owner, index: int, why: str) -> None:
+        """A C++ hook could not write a statistic."""
+        self._part(owner, index).failures[index] = why.splitlines()[0]
+
     def native_again(self, owner: Owner, index: int) -> bool:
         """A second gradient came to a C++ hook in one pass: whether it is that of another event."""
         event = self.running()
@@ -283,7 +296,8 @@ class Recorder(Events[BackwardEvent]):
     def _quicken(self, part: Part, owner: Owner) -> None:
         """Let hooks write by themselves what is expected to be of the usual kind, where that is right in this pass."""
         usual, part.put = part.slots.usual, None
-        if usual is None or torch.is_grad_enabled() or functorch_active() or not self._choose(part, usual):
+        part.quick = not (torch.is_grad_enabled() or functorch_active() or under_a_mode())
+        if usual is None or not part.quick or not self._choose(part, usual):
             part.fast = []
             return
         part.fast = part.slots.expected(usual, len(part.readings), owner.escalated)
@@ -319,12 +333,13 @@ class Recorder(Events[BackwardEvent]):
 
     def settle(self) -> None:
         """As of all events."""
-        self.library = library() if self._native else None
+        if self._native and self.library is None:
+            self.library = library()
         super().settle()
 
     def _ended(self, event: BackwardEvent) -> None:
         raised = Raised(exception_since(event.in_sight)) if event.raised else None
-        with self._lock:
+        with self._lock, without_dispatch_modes():
             for page in event.pages.values():
                 page.flush()
             batches = [batch for page in event.pages.values() for batch in page.batches] + event.parked.finish()
@@ -341,6 +356,7 @@ class Recorder(Events[BackwardEvent]):
             self.history.extend(finished)
             for dtype, page in event.pages.items():
                 self._pages[dtype].append(page)
+            event.parts.clear()  # parts hold their event: no circle that waits for the collector
         if self.ended is not None and finished:
             self.ended(finished)
 

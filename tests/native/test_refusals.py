@@ -106,3 +106,34 @@ def test_lists_of_values_and_many_without_a_gradient() -> None:
     found, native = acted(Lists, act)
     assert found == []
     assert native.recorders[1:3] == ["native", "native"]
+
+
+def test_an_error_of_ours_in_a_backward_hook_is_the_reason_of_the_site(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing is printed, and the user's backward goes on."""
+
+    class Complex(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(6, 6)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.fft.fft(self.fc(x)).abs()  # a complex gradient, which is left to Python
+
+    from fxgrad.probes.recording import Recording
+
+    model = Complex()
+    with fxgrad.watch(model) as watch:
+        for step in range(3):
+            if step == 2:
+                monkeypatch.setattr(Recording, "native_takes", _break)
+            train(model, batch(step))
+        monkeypatch.undo()
+        flow = watch.flow()
+    assert flow.capture.recorder == "native"
+    assert capfd.readouterr() == ("", "")
+    (site,) = [site for site in flow.sites if "fft" in site.id]
+    assert site.statistics is None
+    (told,) = [spot.detail for spot in flow.blind_spots if spot.id == site.id]
+    assert "no statistic could be computed of it (ValueError: forced)" in told

@@ -152,3 +152,29 @@ def test_nothing_is_registered_for_the_process_or_left_in_the_thread() -> None:
     assert len(seen) == 3
     assert flow.capture.recorder == "native"
     assert not any("exp" in site.id for site in flow.sites)
+
+
+def test_two_backward_passes_at_once_through_one_call() -> None:
+    """Each is an event of its own, whole; events that have ended meanwhile are not looked at any more."""
+    model = make()
+    with fxgrad.watch(model) as watch:
+        for number in range(3):
+            step(model, number)
+        want = watch.flow().sites
+    model = make()
+    with fxgrad.watch(model) as watch:
+        for number in range(2):
+            step(model, number)
+        x = torch.randn(4, 6, generator=torch.Generator().manual_seed(2))
+        loss = model(x).square().mean()
+
+        def backwards() -> None:
+            for _ in range(40):
+                torch.autograd.grad(loss, list(model.parameters()), retain_graph=True)
+
+        run(*[backwards] * 3)
+        flows = [flow for flow in watch.history if flow.event.forward == 2]
+    assert len(flows) == 120
+    assert {flow.capture.recorder for flow in flows} == {"native"}
+    norms = {tuple(site.statistics and site.statistics.l2_norm for site in flow.sites) for flow in flows}
+    assert norms == {tuple(site.statistics and site.statistics.l2_norm for site in want)}

@@ -62,6 +62,18 @@ void Courses::clear_levels() {
   for (Node& node : nodes_) std::fill(node.levels.begin(), node.levels.end(), uint8_t{0});
 }
 
+void Courses::set_gates(int32_t plan, const std::map<int32_t, Gate>& gates) {
+  const auto end = ends_.find(plan);
+  if (end == ends_.end()) return;
+  for (int32_t node = end->second; node > 0; node = at(node).parent) {
+    Node& step = nodes_[static_cast<size_t>(node)];
+    for (size_t n = 0; n < step.levels.size(); n++) {
+      const auto found = gates.find(step.first_value + static_cast<int32_t>(n));
+      if (found != gates.end()) step.gates.insert_or_assign(static_cast<int32_t>(n), found->second);
+    }
+  }
+}
+
 void Courses::set_levels(int32_t plan, const std::map<int32_t, uint8_t>& levels) {
   const auto end = ends_.find(plan);
   if (end == ends_.end()) return;

@@ -4,6 +4,8 @@
 // comes from, and what it returned.  Values are numbered in the order in which they appear.
 #pragma once
 
+#include "units.h"
+
 #include <cstdint>
 #include <map>
 #include <string>
@@ -40,6 +42,7 @@ class Courses {
     int32_t plan = -1;       // of the course that ends here
     int32_t first_value = 0; // the number of the first value that appears in this step
     std::vector<uint8_t> levels;  // by value of this step: the `Level` of its hook (0: none), and what follows
+    std::map<int32_t, Gate> gates;  // by value of this step, where its active units are counted
     std::vector<int32_t> next;
   };
 
@@ -57,6 +60,7 @@ class Courses {
   void clear_levels();
   // What the values of a plan's course get; where courses share a step, it gets what any of them wants.
   void set_levels(int32_t plan, const std::map<int32_t, uint8_t>& levels);
+  void set_gates(int32_t plan, const std::map<int32_t, Gate>& gates);
 
  private:
   int32_t child(int32_t node, const Step& step) const;

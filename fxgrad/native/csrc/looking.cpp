@@ -3,6 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <pybind11/stl.h>
+#include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <string>
@@ -38,10 +39,11 @@ class Registries {
 };
 
 // Of each tensor, whether it requires a gradient; and whether a leaf that does has one.
-std::pair<py::bytes, bool> look(const std::vector<at::Tensor>& tensors) {
+std::pair<py::bytes, bool> look(const py::list& tensors) {
   std::string trained;
   bool has_gradient = false;
-  for (const auto& tensor : tensors) {
+  for (const py::handle& item : tensors) {
+    const at::Tensor& tensor = THPVariable_Unpack(item.ptr());
     const bool requires_grad = tensor.requires_grad();
     trained.push_back(requires_grad ? 1 : 0);
     has_gradient |= requires_grad && tensor.is_leaf() && tensor.grad().defined();

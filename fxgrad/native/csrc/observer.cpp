@@ -1,6 +1,7 @@
 #include "observer.h"
 
 #include "bindings.h"
+#include "unseen.h"
 
 #include <ATen/core/ivalue.h>
 #include <ATen/core/grad_mode.h>
@@ -87,7 +88,12 @@ Forward::Forward(std::shared_ptr<Model> model, std::shared_ptr<Record> record, b
   }
 }
 
-void Forward::begin(const std::string& kind, const std::vector<at::Tensor>& inputs) {
+void Forward::begin(const std::string& kind, const std::vector<at::Tensor>& inputs, py::object step, py::object leaf,
+                    py::object value) {
+  const auto given = [](py::object&& one) { return one.is_none() ? py::object() : std::move(one); };
+  on_step = given(std::move(step));
+  on_leaf = given(std::move(leaf));
+  on_value = given(std::move(value));
   if (running.forwards.empty()) {
     running.depth = 0;
     running.handle = at::addThreadLocalCallback(
@@ -104,6 +110,9 @@ void Forward::begin(const std::string& kind, const std::vector<at::Tensor>& inpu
   for (const auto& input : inputs) returned(input);
   close();
 }
+
+// They lead to who holds us: a circle that Python's collector does not see.
+void Forward::forget_callbacks() { on_step = on_leaf = on_value = py::object(); }
 
 void Forward::leave() {
   if (!active_) return;
@@ -124,6 +133,7 @@ void Forward::finish(const std::vector<at::Tensor>& outputs) {
   for (const auto& output : outputs) take(output);
   close();
   leave();
+  forget_callbacks();
 }
 
 // Inside of an operator, of our own doing, or in a backward pass that the forward runs: what autograd and hooks call there
@@ -289,15 +299,18 @@ void Forward::hook_discovered(int32_t node) {
 
 void Forward::hook(const Found& found, int32_t node) {
   uint8_t wanted = static_cast<uint8_t>(record_->level) | kTake;
+  const Gate* gate = nullptr;
   if (differs_at < 0) {
-    const auto& levels = courses_->at(node).levels;
+    const auto& known = courses_->at(node);
     const auto within = static_cast<size_t>(found.number - first_);
-    wanted = within < levels.size() ? levels[within] : 0;
+    wanted = within < known.levels.size() ? known.levels[within] : 0;
+    const auto gated = known.gates.find(static_cast<int32_t>(within));
+    if (gated != known.gates.end()) gate = &gated->second;
   }
   const auto level = static_cast<Level>(wanted & kLevel);
   if (level != Level::none && found.differentiable) put(found, level);
   // Behind the hook: what Python puts on the value comes after ours, as the user's own hooks do.
-  if (record_->values && (wanted & (kTake | kShow)) != 0) measure(found, wanted);
+  if (record_->values && (wanted & (kTake | kShow)) != 0) measure(found, wanted, gate);
 }
 
 void Forward::put(const Found& found, Level level) {
@@ -309,8 +322,8 @@ void Forward::put(const Found& found, Level level) {
   }
 }
 
-// Takes the statistics of a value, and shows it to Python where that is wanted or the reductions do not take it.
-void Forward::measure(const Found& found, uint8_t wanted) {
+// Takes the statistics of a value, and shows it to Python where that is wanted or the loops in C++ do not take it.
+void Forward::measure(const Found& found, uint8_t wanted, const Gate* gate) {
   const bool before = paused;
   paused = true;  // what we run ourselves is no operator of the model's
   bool shown = (wanted & kShow) != 0;
@@ -318,14 +331,20 @@ void Forward::measure(const Found& found, uint8_t wanted) {
     record_->values->grow(static_cast<size_t>(found.number) + 1);
     shown |= !record_->values->write(found.tensor, static_cast<size_t>(found.number), record_->values_level);
   }
+  if (gate != nullptr) {
+    at::NoGradGuard off;
+    const c10::impl::ExcludeDispatchKeyGuard unseen(kModes);
+    at::Tensor active = count_active(found.tensor, *gate);
+    shown |= !active.defined();
+    if (active.defined()) record_->units.push_back({found.number, gate->dimension(found.tensor.dim()), std::move(active)});
+  }
   if (shown && on_value) {
     py::gil_scoped_acquire gil;
     try {
       // An alias: the value has no Python object yet, and torch is to make the one that the user gets.
       on_value(found.tensor.detach(), found.number);
     } catch (py::error_already_set& error) {
-      error.restore();
-      PyErr_WriteUnraisable(nullptr);
+      fail(error.what());
     }
   }
   paused = before;

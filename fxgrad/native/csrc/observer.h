@@ -53,6 +53,7 @@ struct Model {
   void set_parameters(const std::vector<at::Tensor>& tensors);
   int32_t add(const std::vector<Step>& steps, const std::vector<int32_t>& first_values, int32_t values, int32_t plan);
   void set_levels(const std::map<int32_t, std::map<int32_t, uint8_t>>& levels);  // of every plan
+  void set_gates(int32_t plan, const std::map<int32_t, Gate>& gates);  // by value
 };
 
 // One forward call.  `learning`: the Python recorder runs beside it, whose sites are noted; otherwise hooks are put.
@@ -63,7 +64,9 @@ class Forward {
   Forward(const Forward&) = delete;
   Forward& operator=(const Forward&) = delete;
 
-  void begin(const std::string& kind, const std::vector<at::Tensor>& inputs);  // `kind` names the inputs
+  // `kind` names the inputs; the callbacks may be None.
+  void begin(const std::string& kind, const std::vector<at::Tensor>& inputs, pybind11::object on_step,
+             pybind11::object on_leaf, pybind11::object on_value);
   void finish(const std::vector<at::Tensor>& outputs);
   void leave();  // also after an error
 
@@ -87,6 +90,7 @@ class Forward {
   bool paused = false;
   int64_t differs_at = -1;  // the step at which the call left all known courses
   std::vector<std::pair<int32_t, int64_t>> noted;  // value and site
+  void forget_callbacks();
   pybind11::object on_step;  // told of each step from the first difference on, and while learning
   pybind11::object on_value;  // shown a value where Python has to look at it
   pybind11::object on_leaf;  // puts a hook on a leaf tensor that is no parameter
@@ -111,7 +115,7 @@ class Forward {
   };
   void hook(const Found& found, int32_t node);
   void put(const Found& found, Level level);
-  void measure(const Found& found, uint8_t wanted);
+  void measure(const Found& found, uint8_t wanted, const Gate* gate);
   void open(const char* name, bool grad_mode);
   void close();
   void differ();

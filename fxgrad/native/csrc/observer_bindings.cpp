@@ -25,17 +25,23 @@ void bind_observer(py::module_& module) {
       .def(py::init([](int32_t edge, int32_t count, int32_t start, std::vector<int32_t> path, int32_t position, int32_t source) {
         return Piece{edge, count, start, std::move(path), position, source};
       }));
+  py::class_<Gate>(module, "Gate")
+      .def(py::init([](uint8_t kind, double low, double high, double near, std::optional<int64_t> axis) {
+        return Gate{static_cast<Gate::Kind>(kind), low, high, near, axis};
+      }));
+  module.def("count_active", &count_active);
   py::class_<Model, std::shared_ptr<Model>>(module, "Model")
       .def(py::init<>())
       .def("set_parameters", &Model::set_parameters)
       .def("set_levels", &Model::set_levels)
+      .def("set_gates", &Model::set_gates)
       .def("clear", [](Model& m) { m.courses = std::make_shared<Courses>(); })
       .def("__len__", [](const Model& m) { return m.courses->size(); });
   py::class_<Forward, std::shared_ptr<Forward>>(module, "Forward")
       .def(py::init<std::shared_ptr<Model>, std::shared_ptr<Record>, bool, bool>())
       .def("begin", &Forward::begin)
       .def("finish", &Forward::finish)
-      .def("leave", &Forward::leave)
+      .def("leave", [](Forward& f) { f.leave(); f.forget_callbacks(); })
       .def("note", &Forward::note)
       .def("learn", &Forward::learn)
       .def_property_readonly("position", &Forward::position)
@@ -60,10 +66,7 @@ void bind_observer(py::module_& module) {
       .def_readonly("differs_at", &Forward::differs_at)
       .def_readonly("noted", &Forward::noted)
       .def_readonly("failed", &Forward::failed)
-      .def_readwrite("paused", &Forward::paused)
-      .def_readwrite("on_step", &Forward::on_step)
-      .def_readwrite("on_value", &Forward::on_value)
-      .def_readwrite("on_leaf", &Forward::on_leaf);
+      .def_readwrite("paused", &Forward::paused);
 }
 
 }  // namespace fxgrad

@@ -53,6 +53,12 @@ int32_t Model::add(const std::vector<Step>& steps, const std::vector<int32_t>& f
   return found;
 }
 
+void Model::set_gates(int32_t plan, const std::map<int32_t, Gate>& gates) {
+  auto made = std::make_shared<Courses>(*courses);
+  made->set_gates(plan, gates);
+  courses = made;
+}
+
 void Model::set_levels(const std::map<int32_t, std::map<int32_t, uint8_t>>& levels) {
   auto made = std::make_shared<Courses>(*courses);
   made->clear_levels();

@@ -2,9 +2,11 @@
 
 #include "bindings.h"
 #include "statistics.h"
+#include "unseen.h"
 
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/node.h>
+#include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/autograd/variable.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
@@ -35,6 +37,7 @@ at::Tensor reducible_form(const at::Tensor& gradient) {
     return {};
   }
   at::NoGradGuard off;
+  const c10::impl::ExcludeDispatchKeyGuard unseen(kModes);
   const at::Tensor copy = gradient.contiguous();
   return reducible(copy) ? copy : at::Tensor();
 }
@@ -81,14 +84,14 @@ void Shapes::set(size_t slot, at::IntArrayRef sizes) {
 }
 
 Event* Record::event(int64_t task) {
-  Event* now = current_.load(std::memory_order_acquire);
+  Event* now = current_.load();
   if (now != nullptr && now->task == task && now->open.load(std::memory_order_acquire)) return now;
   py::gil_scoped_acquire gil;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     for (const auto& known : events_) {
       if (known->task == task && known->open.load()) {
-        current_.store(known.get(), std::memory_order_release);
+        current_.store(known.get());
         return known.get();
       }
     }
@@ -97,11 +100,18 @@ Event* Record::event(int64_t task) {
   made->grow(shapes->size());
   if (!owner_.attr("native_begins")(made).cast<bool>()) return nullptr;
   std::lock_guard<std::mutex> lock(mutex_);
+  events_.push_back(made);
+  current_.store(made.get());
+  forget_closed();
+  return made.get();
+}
+
+// Another thread may have read `current_` and not have looked at it yet: then closed events stay for now.  One that
+// begins to after our look at `using_` reads the new `current_`.
+void Record::forget_closed() {
+  if (using_.load() > 1) return;
   events_.erase(std::remove_if(events_.begin(), events_.end(), [](const auto& e) { return !e->open.load(); }),
                 events_.end());
-  events_.push_back(made);
-  current_.store(made.get(), std::memory_order_release);
-  return made.get();
 }
 
 Event* Record::again(int64_t task, size_t slot) {
@@ -112,8 +122,21 @@ Event* Record::again(int64_t task, size_t slot) {
   return event(task);
 }
 
+namespace {
+
+struct Use {
+  explicit Use(std::atomic<int>& count) : count_(count) { count_.fetch_add(1); }
+  ~Use() { count_.fetch_sub(1); }
+  Use(const Use&) = delete;
+  Use& operator=(const Use&) = delete;
+  std::atomic<int>& count_;
+};
+
+}  // namespace
+
 void Record::observe(const at::Tensor& gradient, size_t slot, Level wanted) noexcept {
   if (!gradient.defined() || !on.load(std::memory_order_relaxed)) return;
+  const Use use(using_);
   try {
     const int64_t task = torch::autograd::get_current_graph_task_id();
     Event* now = event(task);
@@ -134,10 +157,19 @@ void Record::observe(const at::Tensor& gradient, size_t slot, Level wanted) noex
     }
   } catch (py::error_already_set& error) {
     py::gil_scoped_acquire gil;
-    error.restore();
-    PyErr_WriteUnraisable(nullptr);  // an error of ours, said as Python says one of a finaliser
+    failed(slot, error.what());
   } catch (const std::exception& error) {
-    TORCH_WARN_ONCE("fxgrad could not write a statistic: ", error.what());
+    failed(slot, error.what());
+  }
+}
+
+// The user's backward goes on; the event says why a statistic is missing.
+void Record::failed(size_t slot, const char* what) noexcept {
+  py::gil_scoped_acquire gil;
+  try {
+    owner_.attr("native_failed")(slot, what);
+  } catch (py::error_already_set& error) {
+    error.discard_as_unraisable("fxgrad, telling why a statistic is missing");
   }
 }
 
@@ -148,52 +180,57 @@ torch::autograd::variable_list SiteHook::operator()(const torch::autograd::varia
 
 void LeafHooks::put(size_t slot, const at::Tensor& leaf, Level level) {
   auto hook = std::make_unique<SiteHook>(record_, slot, 0, level);
+  if (slot >= put_.size()) put_.resize(slot + 1);
   put_[slot] = {hook.get(), level};
   auto& hooks = torch::autograd::impl::hooks(leaf);  // `add_hook` wants to be the only one
   hooks.insert(hooks.begin(), std::move(hook));      // before the user's, which may change the gradient
 }
 
-const LeafHooks::Put* LeafHooks::there(size_t slot, const at::Tensor& leaf) const {
-  const auto known = put_.find(slot);
-  if (known == put_.end()) return nullptr;
-  const auto& hooks = torch::autograd::impl::hooks(leaf);
-  const bool found = std::any_of(hooks.begin(), hooks.end(), [&](const auto& h) { return h.get() == known->second.hook; });
-  return found ? &known->second : nullptr;
+// For the slots that have had a hook put.
+template <class F>
+void LeafHooks::each(const py::list& leaves, F use) const {
+  const size_t count = std::min(leaves.size(), put_.size());
+  for (size_t slot = 0; slot < count; slot++) {
+    PyObject* const leaf = PyList_GET_ITEM(leaves.ptr(), static_cast<Py_ssize_t>(slot));
+    if (put_[slot].hook != nullptr && THPVariable_Check(leaf)) use(slot, THPVariable_Unpack(leaf));
+  }
 }
 
-std::vector<size_t> LeafHooks::lost(const Leaves& leaves) const {
+bool LeafHooks::there(size_t slot, const at::Tensor& leaf) const {
+  const auto& hooks = torch::autograd::impl::hooks(leaf);
+  const SiteHook* const ours = put_[slot].hook;
+  return std::any_of(hooks.begin(), hooks.end(), [ours](const auto& h) { return h.get() == ours; });
+}
+
+std::vector<size_t> LeafHooks::lost(const py::list& leaves) const {
   std::vector<size_t> found;
-  for (const auto& [slot, leaf] : leaves) {
-    if (put_.count(slot) != 0 && there(slot, leaf) == nullptr) found.push_back(slot);
-  }
+  each(leaves, [&](size_t slot, const at::Tensor& leaf) {
+    if (!there(slot, leaf)) found.push_back(slot);
+  });
   return found;
 }
 
-void LeafHooks::mend(const Leaves& leaves) {
-  for (const auto& [slot, leaf] : leaves) {
-    if (put_.count(slot) != 0 && there(slot, leaf) == nullptr) put(slot, leaf, put_[slot].level);
-  }
+void LeafHooks::mend(const py::list& leaves) {
+  each(leaves, [&](size_t slot, const at::Tensor& leaf) {
+    if (!there(slot, leaf)) put(slot, leaf, put_[slot].level);
+  });
 }
 
-void LeafHooks::set_levels(const Leaves& leaves, const std::vector<size_t>& raised, Level level) {
+void LeafHooks::set_levels(const py::list& leaves, const std::vector<size_t>& raised, Level level) {
   mend(leaves);
-  for (const auto& [slot, leaf] : leaves) {
-    if (there(slot, leaf) == nullptr) continue;
+  each(leaves, [&](size_t slot, const at::Tensor&) {
     Put& known = put_[slot];
     known.level = std::find(raised.begin(), raised.end(), slot) == raised.end() ? record_->level : level;
     known.hook->set_level(known.level);
-  }
+  });
 }
 
-void LeafHooks::remove(const Leaves& leaves) {
-  for (const auto& [slot, leaf] : leaves) {
-    if (const Put* known = there(slot, leaf)) {
-      auto& hooks = torch::autograd::impl::hooks(leaf);
-      hooks.erase(std::remove_if(hooks.begin(), hooks.end(), [&](const auto& h) { return h.get() == known->hook; }),
-                  hooks.end());
-    }
-    put_.erase(slot);
-  }
+void LeafHooks::remove(size_t slot, const at::Tensor& leaf) {
+  if (slot >= put_.size() || put_[slot].hook == nullptr) return;
+  const SiteHook* const ours = put_[slot].hook;
+  auto& hooks = torch::autograd::impl::hooks(leaf);
+  hooks.erase(std::remove_if(hooks.begin(), hooks.end(), [ours](const auto& h) { return h.get() == ours; }), hooks.end());
+  put_[slot] = Put();
 }
 
 void hook_value(const at::Tensor& value, const std::shared_ptr<Record>& record, size_t slot, Level level) {
@@ -233,6 +270,11 @@ void bind_record(py::module_& module) {
       .def(py::init<py::object, Level>())
       .def_readonly("shapes", &Record::shapes)
       .def_readonly("values", &Record::values)
+      .def_property_readonly("units", [](const Record& r) {
+        py::list found;
+        for (const Units& one : r.units) found.append(py::make_tuple(one.slot, one.axis, one.active));
+        return found;
+      })
       .def("take_values", [](Record& r, Level level) { r.values = std::make_shared<Event>(-1); r.values_level = level; })
       .def("put", [](const std::shared_ptr<Record>& r, const at::Tensor& value, size_t slot, bool full) {
         r->shapes->set(slot, value.is_nested() ? at::IntArrayRef() : value.sizes());

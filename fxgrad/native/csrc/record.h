@@ -12,7 +12,6 @@
 
 #include <atomic>
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <utility>
@@ -21,6 +20,13 @@
 namespace fxgrad {
 
 enum class Level : uint8_t { none = 0, norm = 1, full = 2, histogram = 3 };
+
+// The active entries of an activation's output, by unit, which lie along `axis`.
+struct Units {
+  int32_t slot;
+  int64_t axis;
+  at::Tensor active;
+};
 
 // One run of the backward pass through one owner.
 struct Event {
@@ -55,7 +61,8 @@ class Shapes {
 //
 // `owner` is the Python object that stands for it; its `native_begins(event)` is called when a backward pass begins (and
 // says whether it is to be recorded), `native_takes(slot, gradient)` with what is left to Python, `native_again(slot)` for
-// a second gradient in one pass (true: a new event), `native_differentiated()` where a pass is itself differentiated.
+// a second gradient in one pass (true: a new event), `native_differentiated()` where a pass is itself differentiated,
+// `native_failed(slot, what)` where a statistic could not be written.
 class Record {
  public:
   Record(pybind11::object owner, Level level) : level(level), owner_(std::move(owner)) {}
@@ -70,12 +77,16 @@ class Record {
   const std::shared_ptr<Shapes> shapes = std::make_shared<Shapes>();
   std::shared_ptr<Event> values;  // of the forward call itself; none where they are not asked for
   Level values_level = Level::none;
+  std::vector<Units> units;  // of activations, taken with the values
   std::atomic<bool> on{true};
 
  private:
   Event* event(int64_t task);
   Event* again(int64_t task, size_t slot);
+  void forget_closed();
+  void failed(size_t slot, const char* what) noexcept;
 
+  std::atomic<int> using_{0};  // threads that may hold an event
   std::atomic<Event*> current_{nullptr};
   std::mutex mutex_;  // taken with the GIL held, never the other way round
   std::vector<std::shared_ptr<Event>> events_;
@@ -102,24 +113,25 @@ class SiteHook : public torch::autograd::FunctionPreHook {
 // torch refuses to swap what such a reference points to.  Whoever calls says which tensor a slot's is now.
 class LeafHooks {
  public:
-  using Leaves = std::vector<std::pair<size_t, at::Tensor>>;  // slots, and their tensors
-
   explicit LeafHooks(std::shared_ptr<Record> record) : record_(std::move(record)) {}
   ~LeafHooks() { record_->on.store(false); }
   void put(size_t slot, const at::Tensor& leaf, Level level);
-  void mend(const Leaves& leaves);  // put back what torch cleared, as it does at a tensor's first Python hook
-  std::vector<size_t> lost(const Leaves& leaves) const;  // slots whose hook torch cleared
-  void set_levels(const Leaves& leaves, const std::vector<size_t>& raised, Level level);  // the others: the record's
-  void remove(const Leaves& leaves);
+  // `leaves`: by slot, its tensor; None for a slot without a hook.
+  void mend(const pybind11::list& leaves);  // put back what torch cleared, as it does at a tensor's first Python hook
+  std::vector<size_t> lost(const pybind11::list& leaves) const;  // slots whose hook torch cleared
+  void set_levels(const pybind11::list& leaves, const std::vector<size_t>& raised, Level level);  // others: the record's
+  void remove(size_t slot, const at::Tensor& leaf);
 
  private:
   struct Put {
-    SiteHook* hook;
-    Level level;
+    SiteHook* hook = nullptr;  // none: the slot has no hook
+    Level level = Level::none;
   };
-  const Put* there(size_t slot, const at::Tensor& leaf) const;
+  bool there(size_t slot, const at::Tensor& leaf) const;
+  template <class F>
+  void each(const pybind11::list& leaves, F use) const;
   std::shared_ptr<Record> record_;
-  std::map<size_t, Put> put_;
+  std::vector<Put> put_;  // by slot
 };
 
 // Puts a hook for `slot` on the node of a value that is no leaf.
