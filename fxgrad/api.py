@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -11,9 +12,10 @@ from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
+from fxgrad.capture.unregistered import unregistered
 from fxgrad.engine.objective import check_loss, default_loss, naming_the_cut
 from fxgrad.engine.step import Options
-from fxgrad.errors import FxgradError, InputError, ModelError, OptionError
+from fxgrad.errors import FxgradError, InputError, ModelError, NoFlowError, OptionError
 from fxgrad.handles.instrumented import Instrumented
 from fxgrad.handles.rewritten import Rewrite
 from fxgrad.handles.watching import Around, Watch, refuse_unwatchable, watch_of
@@ -92,7 +94,7 @@ def _measured(
         refuse_unwatchable(model)
     positional, named = _arguments(args, kwargs)
     leaves = [tensor for _, tensor in tensors_in((positional, named))]
-    with preserved(model, leaves), _paused(outer), torch.enable_grad():
+    with _given_back(model, leaves), _paused(outer), torch.enable_grad():
         if options.capture == "dynamo":
             return _by_dynamo(model, positional, named, loss)
         watch = Watch(model, dataclasses.replace(options, one_shot=True), one_shot=True)
@@ -100,7 +102,7 @@ def _measured(
             with naming_the_cut(lambda: watch.engine.plan):
                 scalar, words = _run(model, positional, named, loss)
             watch.engine.loss_words = words
-            _backward(scalar, model)
+            _backward(scalar, model, lambda: _failure_in_words(watch))
             del scalar
             return watch.flow()
         finally:
@@ -319,11 +321,25 @@ def _by_dynamo(
     return measured_once(model, step)
 
 
+@contextlib.contextmanager
+def _given_back(model: nn.Module, leaves: Sequence[Tensor]) -> Iterator[None]:
+    """``preserved``, with what the model keeps in plain lists and dicts."""
+    known = {id(one) for one in (*model.modules(), *model.parameters())}
+    beside = [found.item for found in unregistered(model, known)]
+    parameters = [item for item in beside if isinstance(item, nn.Parameter)]
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(preserved(model, [*leaves, *parameters]))
+        for item in beside:
+            if isinstance(item, nn.Module):
+                stack.enter_context(preserved(item, ()))
+        yield
+
+
 class _paused:  # noqa: N801  # used like a function in a with statement
     """An outer watch does not record what a one-shot call does."""
 
     def __init__(self, watch: Watch | None) -> None:
-        self._recorder = watch.engine.recorder if watch is not None else None
+        self._recorder = watch.engine.recorder if watch is not None and watch.engine.recorder.on else None
 
     def __enter__(self) -> None:
         if self._recorder is not None:
@@ -365,7 +381,16 @@ def _run(
     return scalar, words
 
 
-def _backward(scalar: Tensor, model: nn.Module) -> None:
+def _failure_in_words(watch: Watch) -> str:
+    """Where the backward pass stopped and why, as the finding says it; empty where that is not known."""
+    try:
+        found = watch.flow().findings
+    except NoFlowError:
+        return ""
+    return "".join(f"\n{finding.message}. Try: {finding.suggestion}" for finding in found)
+
+
+def _backward(scalar: Tensor, model: nn.Module, explain: Callable[[], str] = str) -> None:
     """Run the backward pass.  Parameters whose hooks act on the accumulated gradient must not see one."""
     parameters = [p for p in model.parameters() if p.requires_grad]
     try:
@@ -375,7 +400,7 @@ def _backward(scalar: Tensor, model: nn.Module) -> None:
             scalar.reshape(()).backward()  # type: ignore[no-untyped-call]
     except Exception as error:
         message = f"the backward pass of {type(model).__name__} raised {type(error).__name__}: {error}"
-        raise ModelError(message) from error
+        raise ModelError(message + explain()) from error
 
 
 __all__ = ["Capture", "Rewrite", "Watch", "default_loss", "gradient_flow", "instrument", "rewrite", "watch"]

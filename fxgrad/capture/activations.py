@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fxgrad.capture.captured import Call, Ref
-from fxgrad.capture.modules import module_at
+from fxgrad.capture.modules import ModuleMap
 
 NEAR = 1e-6  # of the flat end of a smooth activation: here its slope is below 1e-5 at most
 _SELU = 1.0507009873554805 * 1.6732632423543772  # scale * alpha; Klambauer et al. 2017, as in torch
@@ -96,7 +96,7 @@ class Gate:
     axis: int | None
     fixed: Limits | None = None
 
-    def inactive(self, value: Tensor, given: tuple[Any, Any] | None, root: nn.Module) -> Tensor | None:
+    def inactive(self, value: Tensor, given: tuple[Any, Any] | None, modules: ModuleMap) -> Tensor | None:
         """Where the output passes no gradient on; None where its settings are no numbers.  Call under ``no_grad``.
 
         A NaN is never inactive.  ``given`` are the arguments of the call, where they may differ from those that were
@@ -106,7 +106,7 @@ class Gate:
             return _just_below_zero(value)
         if self.word in _NONZERO:
             return value == 0
-        settings = {} if self.word in _FIXED else self._settings(given, root)
+        settings = {} if self.word in _FIXED else self._settings(given, modules)
         if self.word == "threshold":
             limit, replacement = settings["threshold"], settings["value"]
             return None if limit is None else (value <= limit) | (value == replacement)
@@ -117,10 +117,10 @@ class Gate:
             return below if above is None else above
         return below.logical_or_(above)
 
-    def _settings(self, given: tuple[Any, Any] | None, root: nn.Module) -> dict[str, float | None]:
+    def _settings(self, given: tuple[Any, Any] | None, modules: ModuleMap) -> dict[str, float | None]:
         known = _SETTINGS[self.word]
         if self.call.op == "call_module":
-            module = module_at(root, self.call.target)
+            module = modules.at[self.call.target].module
             return {name: _number(getattr(module, name, None)) for name, _ in known}
         args, kwargs = given if given is not None else (self.call.args, self.call.kwargs)
         found = dict(known)

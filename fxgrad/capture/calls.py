@@ -87,8 +87,10 @@ def leaf_facts(modules: ModuleMap, op: str, target: Any) -> tuple[bool, tuple[Co
     """Of the leaf module that a call runs: whether it is hooked, its settings, its parameters' and buffers' names."""
     if op not in ("call_module", "external") or not isinstance(target, str):
         return False, (), ()
-    module = dict(modules.root.named_modules(remove_duplicate=False)).get(target)
-    return (False, (), ()) if module is None else (op == "call_module" and tampered(module), *facts_of(modules, module))
+    place = modules.at.get(target)
+    if place is None:
+        return False, (), ()
+    return op == "call_module" and tampered(place.module), *facts_of(modules, place.module)
 
 
 def facts_of(modules: ModuleMap, module: nn.Module) -> tuple[tuple[Constant, ...], tuple[str, ...]]:

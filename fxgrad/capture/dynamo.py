@@ -7,7 +7,6 @@ Dynamo runs the model's own Python and cuts it into Torch-level graphs, with its
 from __future__ import annotations
 
 import re
-import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -18,16 +17,13 @@ from fxgrad.capture.agreement import node_word
 from fxgrad.capture.calls import facts_of
 from fxgrad.capture.calls import frozen as all_frozen
 from fxgrad.capture.captured import Call, Output, ParameterRef, Plan, Ref, constant
+from fxgrad.capture.dynamo_notes import Owner, Place, argument_of, leaf_of, owner_of, source_of, tensor_at
 from fxgrad.capture.modules import ModuleMap
-from fxgrad.capture.names import METADATA, from_torch
+from fxgrad.capture.modules import Place as ModulePlace
+from fxgrad.capture.names import METADATA
 
-_LINE = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
 _SPELLINGS = {"numpy_T": "T"}  # what dynamo calls an attribute of Tensor
 _TOP = re.compile(r"args\[(?P<index>\d+)\]|kwargs\['(?P<name>\w+)'\]")
-_ENTERED = frozenset({
-    "Sequential", "ModuleList", "ModuleDict", "MultiheadAttention", "Transformer", "TransformerEncoder",
-    "TransformerDecoder", "TransformerEncoderLayer", "TransformerDecoderLayer", "AdaptiveLogSoftmaxWithLoss",
-})  # fmt: skip  # modules of torch.nn with child modules: the leaf policy in terms of classes
 
 
 class Input(NamedTuple):
@@ -43,8 +39,7 @@ class Part:
     op: str
     target: Any
     word: str
-    owner: int | None
-    type: str
+    owner: Owner
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     outputs: tuple[Output, ...]
@@ -59,7 +54,7 @@ class Fragment:
     Attributes:
         parts: in order; those of placeholders first, with ``Input`` numbers.
         inputs: names of the placeholders as the user's code has them, None for a parameter or buffer.
-        parameters: weak references to the parameters and buffers, by placeholder number.
+        parameters: where each parameter and buffer is that it takes, by placeholder number.
         returned: what the graph returns, as values.
         sites: by node of the graph, the site number of each tensor.
         numbers: by part, the first of its site numbers.
@@ -68,7 +63,7 @@ class Fragment:
 
     parts: list[Part] = field(default_factory=list)
     inputs: list[str | None] = field(default_factory=list)
-    parameters: dict[int, weakref.ref[Tensor]] = field(default_factory=dict)
+    parameters: dict[int, Place | None] = field(default_factory=dict)
     returned: tuple[Any, ...] = ()
     sites: dict[fx.Node, tuple[int, ...]] = field(default_factory=dict)
     numbers: list[int] = field(default_factory=list)
@@ -99,10 +94,10 @@ class _Reader:
             self._placeholder(number, node, value, own=own)
         rest = [node for node in graph.nodes if node.op not in ("placeholder", "output")]
         while rest:
-            leaf = _leaf(rest[0])
+            leaf = leaf_of(rest[0])
             taken = 1
             if leaf is not None:
-                while taken < len(rest) and _leaf(rest[taken]) == leaf:
+                while taken < len(rest) and leaf_of(rest[taken]) == leaf:
                     taken += 1
                 self._leaf_call(rest[:taken])
             else:
@@ -113,13 +108,13 @@ class _Reader:
         return self.made
 
     def _placeholder(self, number: int, node: fx.Node, value: Any, *, own: bool) -> None:
-        name = None if own or not isinstance(value, Tensor) else _argument(node)
+        name = None if own or not isinstance(value, Tensor) else argument_of(node)
         self.made.inputs.append(name)
         fact = self.facts[node]
         if not fact.objects:
             return
         if own:
-            self.made.parameters[number] = weakref.ref(value)
+            self.made.parameters[number] = tensor_at(node)
         self.known[fact.objects[0]] = Input(number)
         if not own:
             self._add(node, "placeholder", name or node.name, [node], ())
@@ -160,7 +155,7 @@ class _Reader:
     def _add(  # noqa: PLR0913  # the facts of one call
         self, node: fx.Node, op: str, word: str, exits: list[fx.Node], args: Any, *, fact: Any = None
     ) -> None:
-        owner, kind = _owner(node)
+        owner = owner_of(node)
         number = len(self.made.parts)
         outputs: list[Output] = []
         objects: list[int] = []
@@ -184,7 +179,7 @@ class _Reader:
         grad = self.facts[node].grad_enabled
         target: Any = word if op in ("placeholder", "call_method") else node.target
         self.made.parts.append(
-            Part(op, target, word, owner, kind, given, kwargs, tuple(outputs), _source(node), grad)
+            Part(op, target, word, owner, given, kwargs, tuple(outputs), source_of(node), grad)
         )  # fmt: skip
         for identity, output in zip(objects, outputs, strict=True):
             self.known[identity] = Ref(number, output.position)
@@ -205,53 +200,6 @@ class _Reader:
         return constant(value)
 
 
-# ---- what dynamo notes on a node -------------------------------------------------------------------------------
-
-
-def _stack(node: fx.Node) -> list[tuple[str, Any]]:
-    stack = node.meta.get("nn_module_stack") or {}
-    return [(key, kind) for key, (_, kind) in stack.items()]
-
-
-def _leaf(node: fx.Node) -> str | None:
-    """Which call of a leaf module a node belongs to."""
-    for key, kind in _stack(node):
-        if _leaf_type(kind):
-            return key
-    return None
-
-
-def _leaf_type(kind: Any) -> bool:
-    module, name = getattr(kind, "__module__", ""), getattr(kind, "__name__", "")
-    return module.startswith(("torch.nn.", "torch.ao.nn.")) and name not in _ENTERED
-
-
-def _owner(node: fx.Node) -> tuple[int | None, str]:
-    """``id`` of the module whose forward made the call (of the leaf itself), and the name of its class."""
-    owner: tuple[int | None, str] = (None, "")
-    for key, kind in _stack(node):
-        number = key.partition("@")[0]
-        owner = (int(number) if number.isdigit() else None), getattr(kind, "__name__", str(kind))
-        if _leaf_type(kind):
-            break
-    return owner
-
-
-def _argument(node: fx.Node) -> str:
-    """What the user's code calls a placeholder: the name of the local variable, with the keys behind it."""
-    made = node.meta.get("grapharg")
-    source = getattr(getattr(made, "source", None), "name", None)
-    text = source() if callable(source) else source
-    found = re.fullmatch(r"L\['(?P<name>\w+)'\](?P<rest>.*)", text or "")
-    return found["name"] + found["rest"] if found else node.name
-
-
-def _source(node: fx.Node) -> str | None:
-    lines = [(m["file"], m["line"]) for m in _LINE.finditer(node.meta.get("stack_trace") or "")]
-    own = [entry for entry in lines if not from_torch(entry[0])]
-    return ":".join(own[-1]) if own else None
-
-
 # ---- several graphs, one plan ----------------------------------------------------------------------------------
 
 
@@ -264,19 +212,21 @@ class Joined:
 
 
 def join(
-    runs: Sequence[tuple[Fragment, Mapping[int, tuple[int, int]]]], modules: ModuleMap, names: Sequence[str]
-) -> Joined:
+    runs: Sequence[tuple[Fragment, Mapping[int, tuple[int, int]], Mapping[int, Tensor]]], modules: ModuleMap,
+    names: Sequence[str],
+) -> Joined:  # fmt: skip
     """One plan of all runs of one forward.
 
     Args:
         runs: the fragments in the order in which they ran, and for each placeholder that is a tensor which an earlier
-            run returned: the number of that run and the position among what it returned.
+            run returned: the number of that run and the position among what it returned; and the parameters and
+            buffers that it ran with, by placeholder.
         modules: of the model, for paths and names.
         names: of the positional parameters of the model's forward.
     """
     joiner = _Joiner(modules, names)
-    for made, links in runs:
-        joiner.add(made, links)
+    for made, links, bound in runs:
+        joiner.add(made, links, bound)
     joiner.finish()
     return Joined(Plan(joiner.calls, []), joiner.numbers)
 
@@ -290,14 +240,17 @@ class _Joiner:
         self.numbers: list[dict[int, int]] = []
         self.sites = 0
         self._returned: list[tuple[Any, ...]] = []
+        self._roots: dict[str, str] = {}  # by where dynamo entered: what stands before paths from there, in this run
 
-    def add(self, made: Fragment, links: Mapping[int, tuple[int, int]]) -> None:
+    def add(self, made: Fragment, links: Mapping[int, tuple[int, int]], bound: Mapping[int, Tensor]) -> None:
         """Append one run."""
         place: dict[Any, Any] = {}
-        for number, reference in made.parameters.items():
-            tensor = reference()
-            name = self.modules.tensors.get(id(tensor)) if tensor is not None else None
+        self._roots = {}
+        for number, where in made.parameters.items():
+            name = self.modules.tensors.get(id(bound[number])) if number in bound else None
             place[Input(number)] = ParameterRef(name or "?")
+            if where is not None and name is not None and f".{name}".endswith(f".{where.path}"):
+                self._roots.setdefault(where.root, name.removesuffix(where.path))
         for number, (run, position) in links.items():
             place[Input(number)] = self._returned[run][position]
         of: dict[int, int] = {}
@@ -319,9 +272,16 @@ class _Joiner:
         self.numbers.append(of)
         self._returned.append(tuple(_placed(value, place) for value in made.returned))
 
+    def _place(self, owner: Owner) -> ModulePlace | None:
+        """The module in this model: a graph that was made for one model serves another of its class as well."""
+        where = owner.place
+        if where is not None and where.root in self._roots:
+            return self.modules.at.get((self._roots[where.root] + where.path).rstrip("."))
+        return None if owner.id is None else self.modules.places.get(owner.id)
+
     def _call(self, part: Part, place: Mapping[Any, Any], *, later: bool) -> Call:
-        found = self.modules.places.get(part.owner) if part.owner is not None else None
-        path, kind = (found.path, found.type) if found is not None else ("", part.type or self.root.type)
+        found = self._place(part.owner)
+        path, kind = (found.path, found.type) if found is not None else ("", part.owner.type or self.root.type)
         op, word, target = part.op, part.word, part.target
         if op == "placeholder":
             word = target = self._name(word)

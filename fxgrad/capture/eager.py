@@ -7,7 +7,7 @@ that the result is right for any model.
 
 from __future__ import annotations
 
-import dataclasses
+import functools
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -18,8 +18,9 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.overrides import TorchFunctionMode
 
 from fxgrad.capture.calls import ASKS, frozen, function_word, fx_op, leaf_facts, named_arguments, same_call
-from fxgrad.capture.captured import Call, ModuleSpan, Opaque, Output, ParameterRef, Plan, Ref, constant, describe_output
-from fxgrad.capture.modules import ModuleMap, Place, module_at
+from fxgrad.capture.captured import Call, ModuleSpan, Output, Plan, Ref, describe_output
+from fxgrad.capture.functions import Applied, Functions, given_to
+from fxgrad.capture.modules import ModuleMap, Place
 from fxgrad.capture.names import METADATA, source_line
 from fxgrad.capture.recomputation import Recomputation, is_recomputed, made_by_function
 from fxgrad.capture.values import Known, Values
@@ -27,6 +28,7 @@ from fxgrad.torch_support.private import (
     functorch_active,
     remove_global_hook,
     sequence_number,
+    sequence_of,
     version_of,
     without_torch_function,
 )
@@ -64,6 +66,8 @@ class Session(TorchFunctionMode):
         self._same = previous is not None
         self._values = Values()
         self._inside = 0
+        self._functions = Functions()
+        self._line: str | None = None
         self._stack: list[tuple[Place | None, tuple[Ref | None, ...]]] = []
         self._path = ""
         self._type = modules.places[id(modules.root)].type
@@ -198,6 +202,8 @@ class Session(TorchFunctionMode):
             # Wrapped tensors have no gradient of their own; what comes out of a transform is external.
             return func(*args, **kwargs)
         with without_torch_function():  # what a mode or class of the user's is to see is the call, and once
+            if not torch.is_grad_enabled():
+                self._look_for_function()
             refs = self._refs(args, kwargs)
         self._begins()
         if word[:2] == "__":  # a reflected operator: what stands first in the user's code comes second here
@@ -228,14 +234,14 @@ class Session(TorchFunctionMode):
         enabled = torch.is_grad_enabled()
         if old is None or not same_call(old, stem, func, refs, found):
             self._same = False
+            template = functools.partial(self._values.template, names=self.modules.tensors)
             if op == "call":
                 op, target = fx_op(func, word)
             old = Call(
-                op, target, word, stem, self._path, self._type, func, refs, self._template(args),
-                {key: self._template(value) for key, value in kwargs.items()},
+                op, target, word, stem, self._path, self._type, func, refs, template(args), template(kwargs),
                 tuple(describe_output(position, tensor) for position, tensor in found),
                 None if op in ("placeholder", "output") else self._source(), enabled,
-                op == "call_module" and frozen(module_at(self.modules.root, target)),
+                op == "call_module" and frozen(self.modules.at[target].module),
                 tuple(self._values.ref(tensor) for _, tensor in found),
                 tuple(self._values.base(tensor) for _, tensor in found), self._values.changed(args, kwargs),
                 *leaf_facts(self.modules, op, target),
@@ -259,7 +265,8 @@ class Session(TorchFunctionMode):
         if self.beside is not None:
             self._began = self.beside.position
 
-    _source = staticmethod(source_line)
+    def _source(self) -> str | None:
+        return self._line or source_line()
 
     def _bind(self, ref: Ref, tensor: Tensor, output: Output) -> None:
         site = -1
@@ -340,31 +347,29 @@ class Session(TorchFunctionMode):
         """A value that was made where no call could be seen: by a custom function, compiled or recomputed code."""
         with without_torch_function():
             maker = type(tensor.grad_fn).__name__.removesuffix("Backward") if tensor.grad_fn is not None else "leaf"
-            refs = (inner,) if inner is not None else self._values.makers_of(tensor)
-            stem = f"{self._path}/{maker}"
-            self._add("external", maker, maker, stem, None, refs, refs, {}, [("", tensor)])
+            applied = self._functions.known.get(sequence_of(tensor.grad_fn)) if made_by_function(tensor) else None
+            if applied is None:
+                refs = (inner,) if inner is not None else self._values.makers_of(tensor)
+                self._add("external", maker, maker, f"{self._path}/{maker}", None, refs, refs, {}, [("", tensor)])
+            else:
+                self._add_applied(maker, applied, inner, tensor)
         return self._values.by_id[id(tensor)].ref
 
-    def _template(self, value: Any) -> Any:  # noqa: PLR0911  # one return a type
-        if isinstance(value, Tensor):
-            known = self._values.ref(value)
-            if known is not None:
-                return known
-            name = self.modules.tensors.get(id(value))
-            return ParameterRef(name) if name is not None else Opaque("tensor")
-        if isinstance(value, (Ref, ParameterRef, Opaque)):
-            return value
-        if isinstance(value, tuple):
-            return tuple(self._template(item) for item in value)
-        if isinstance(value, list):
-            return [self._template(item) for item in value]
-        if isinstance(value, dict):
-            return {str(key): self._template(item) for key, item in dict.items(value)}
-        if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            return {f.name: self._template(getattr(value, f.name, None)) for f in dataclasses.fields(value)}
-        if isinstance(value, slice):
-            return slice(self._template(value.start), self._template(value.stop), self._template(value.step))
-        return constant(value)
+    def _add_applied(self, maker: str, applied: Applied, inner: Ref | None, tensor: Tensor) -> None:
+        """The result of a custom function belongs to the module and line that applied it."""
+        refs = applied.refs if inner is None or inner in applied.refs else (inner, *applied.refs)
+        outer = self._path, self._type
+        self._path, self._type, self._line = applied.path, applied.type, applied.source
+        self._add("external", maker, maker, f"{applied.path}/{maker}", None, refs, refs, {}, [("", tensor)])
+        (self._path, self._type), self._line = outer, None
+
+    def _look_for_function(self) -> None:
+        """The first call in the forward of a custom function: remember who applied it, by the number of its node."""
+        frame = self._functions.begins(sequence_number() - 1)
+        if frame is not None:
+            with torch.enable_grad():  # what it was given was made outside of it
+                refs = self._refs(tuple(given_to(frame)), {})
+            self._functions.note(frame, self._path, self._type, refs)
 
     def _went_the_same_way(self, plan: Plan) -> None:
         plan.lost.update(self.lost)

@@ -9,27 +9,20 @@ from typing import Any
 from torch import Tensor, nn
 
 from fxgrad.capture.names import is_leaf, is_opaque
-from fxgrad.torch_support.private import children_of, registries_of
+from fxgrad.capture.unregistered import unregistered
+from fxgrad.torch_support.private import registries_of
 
 
 @dataclass(slots=True, eq=False)
 class Place:
-    """A module in the tree."""
+    """A module in the tree; ``registered``: found by ``modules()``, and not in a plain list or dict."""
 
     module: nn.Module
     path: str
     leaf: bool
     opaque: bool
     type: str
-
-
-def module_at(root: nn.Module, path: str) -> nn.Module:
-    """The module at a path, as ``get_submodule`` finds it, without a ``__getattr__`` that may be the user's."""
-    for name in path.split(".") if path else ():
-        child = children_of(root)[name]
-        assert child is not None  # noqa: S101  # for mypy: it was called
-        root = child
-    return root
+    registered: bool = True
 
 
 class ModuleMap:
@@ -38,15 +31,21 @@ class ModuleMap:
     A module or parameter that is registered twice keeps its first name, as in ``named_modules``.
 
     Attributes:
+        places: by id of a module; ``at``: by path.
+        parameters: with all names of each; the unregistered ones come last.
+        outside: names of parameters that are in plain lists and dicts.
         rebuilt: how often a module came, went or was swapped, or a parameter or buffer came or went.
     """
 
     def __init__(self, root: nn.Module) -> None:
         self.root = root
         self.places: dict[int, Place] = {}
+        self.at: dict[str, Place] = {}
         self.tensors: dict[int, str] = {}
         self.parameters: list[tuple[tuple[str, ...], Tensor]] = []
         self.buffers: list[tuple[str, Tensor]] = []
+        self.outside: frozenset[str] = frozenset()
+        self._holders: list[tuple[Any, list[Any]]] = []
         self.structure: Any = None  # paths, types and names; another object where they have changed
         self._structure: list[tuple[dict[str, Any], tuple[Any, ...]]] = []
         self.rebuilt = 0
@@ -80,8 +79,10 @@ class ModuleMap:
         for name, buffer in self.buffers:
             self.tensors.setdefault(id(buffer), name)
             values[id(buffer)] = buffer
+        self._add_unregistered(names, values)
         self._alive = values  # ids stay theirs as long as the tensors live
         self.parameters = [(tuple(found), values[key]) for key, found in names.items()]
+        self.at = {place.path: place for place in self.places.values()}
         paths = tuple((place.path, place.type) for place in self.places.values())
         structure = paths, tuple(found for found, _ in self.parameters)
         if structure != self.structure:
@@ -89,8 +90,38 @@ class ModuleMap:
         if self._library is not None:
             self._hasten()
 
+    def _add_unregistered(self, names: dict[int, list[str]], values: dict[int, Tensor]) -> None:
+        """What is kept in plain lists and dicts gets gradients like any other, and is named like it is written."""
+        known = {*self.places, *values}
+        self._holders, outside = [], []
+        for path, item, holder in unregistered(self.root, known):
+            if all(holder is not other for other, _ in self._holders):
+                self._holders.append((holder, _items(holder)))
+            found = [(path, item)] if isinstance(item, nn.Parameter) else list(item.named_parameters(path))
+            for name, parameter in found:
+                names.setdefault(id(parameter), []).append(name)
+                values[id(parameter)] = parameter
+                self.tensors.setdefault(id(parameter), name)
+                outside.append(name)
+            for name, module in item.named_modules(prefix=path) if isinstance(item, nn.Module) else ():
+                kind = type(module).__name__
+                self.places[id(module)] = Place(
+                    module, name, is_leaf(module), is_opaque(module), kind, registered=False
+                )
+                self._structure += [(registry, tuple(registry.values())) for registry in registries_of(module)]
+        self.outside = frozenset(outside)
+
+    def _holders_changed(self) -> bool:
+        return any(
+            len(items) != len(now := _items(holder)) or not all(map(is_, now, items)) for holder, items in self._holders
+        )
+
     def refresh(self) -> bool:
         """Rebuild if a module, parameter or buffer was added, removed or swapped; whether that was so."""
+        if self._holders and self._holders_changed():
+            self._build()
+            self.rebuilt += 1
+            return True
         if self._quick is not None and self._quick.unchanged():
             return False
         for registry, values in self._structure:
@@ -109,6 +140,10 @@ class ModuleMap:
             bones += [value if isinstance(value, nn.Module) else value is None for value in values]
             bones.append(len(registry))
         return bones
+
+
+def _items(holder: Any) -> list[Any]:
+    return list(holder.values()) if isinstance(holder, dict) else list(holder)
 
 
 def _same_bone(one: Any, two: Any) -> bool:

@@ -13,6 +13,7 @@ import sysconfig
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -100,14 +101,15 @@ def of_a_library(file: str) -> bool:
     return file.startswith((_LIBRARY, _OURS, "<frozen", "<eval_with_key")) and file != _STOCK_MODELS
 
 
-def source_line() -> str | None:
-    """``file:line`` of the innermost frame that is neither torch's nor ours; None where there is none."""
-    frame = sys._getframe(1)  # noqa: SLF001  # inspect.stack() reads source files, far too slow here
+def source_line(frame: FrameType | None = None) -> str | None:
+    """``file:line`` of the innermost frame, from ``frame`` on, that is neither torch's nor ours; None without one."""
+    if frame is None:
+        frame = sys._getframe(1)  # noqa: SLF001  # inspect.stack() reads source files, far too slow here
     while frame is not None:
         file = frame.f_code.co_filename
         if not of_a_library(file):
             return f"{file}:{frame.f_lineno}"
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return None
 
 

@@ -181,6 +181,12 @@ class FaithfulTracer(fx.Tracer):
         if place is None:
             self.refuse(f"a module made in forward ({type(m).__name__})")
             return forward(*args, **kwargs)
+        if not place.registered:
+            self.refuse(
+                f"module {place.path} ({place.type}) is in a plain Python list or dict, where torch does not find it: "
+                "use nn.ModuleList, nn.ModuleDict, or an attribute"
+            )
+            return forward(*args, **kwargs)
         if place.leaf:
             return self.create_proxy("call_module", place.path, args, kwargs)
         if has_hooks(m) or "forward" in m.__dict__ or type(m).__call__ is not nn.Module.__call__:

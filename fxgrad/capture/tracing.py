@@ -17,7 +17,8 @@ from fxgrad.capture.names import METADATA
 from fxgrad.capture.proxies import set_grad
 from fxgrad.capture.symbolic import Trace, refusal, trace
 from fxgrad.errors import CaptureError
-from fxgrad.torch_support.preserve import modules_preserved, random_streams
+from fxgrad.torch_support.preserve import modules_preserved
+from fxgrad.torch_support.streams import random_streams
 from fxgrad.torch_support.structure import tensors_in
 
 _SIMPLE = (int, float, complex, str, bytes, bool, type(None), torch.dtype, torch.device)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import weakref
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
-from fxgrad.capture.captured import Ref
-from fxgrad.torch_support.private import base_of, version_of
+from fxgrad.capture.captured import Opaque, ParameterRef, Ref, constant
+from fxgrad.torch_support.private import base_of, sequence_of, version_of
 from fxgrad.torch_support.structure import tensors_in
 
 
@@ -31,6 +33,8 @@ class Values:
     def __init__(self) -> None:
         self.by_id: dict[int, Known] = {}
         self._bases: dict[int, tuple[weakref.ref[Tensor], Ref]] = {}
+        self._bound: list[Known] = []  # since ``makers_of`` was last asked
+        self._owners: dict[int, list[Known]] = {}  # by the sequence number of the autograd node
 
     def find(self, tensor: Any) -> Known | None:
         """What is known of ``tensor``."""
@@ -45,23 +49,40 @@ class Values:
     def bind(self, ref: Ref, tensor: Tensor, site: int, *, requires_grad: bool) -> None:
         """``tensor`` is the value ``ref`` now."""
         view = base_of(tensor) is not None
-        self.by_id[id(tensor)] = Known(weakref.ref(tensor), ref, requires_grad, version_of(tensor), site, view)
+        known = self.by_id[id(tensor)] = Known(weakref.ref(tensor), ref, requires_grad, version_of(tensor), site, view)
+        if requires_grad:
+            self._bound.append(known)
 
     def makers_of(self, tensor: Tensor) -> tuple[Ref, ...]:
         """The known values that an external value was computed from, found in the autograd graph."""
-        alive = ((known, known.tensor()) for known in self.by_id.values() if known.requires_grad)
-        owners: dict[Any, Ref] = {value.grad_fn: known.ref for known, value in alive if value is not None}
-        owners.pop(None, None)
+        self._note_owners()
         queue, seen, found = [tensor.grad_fn], set[Any](), list[Ref]()
         while queue and len(seen) < 256:  # noqa: PLR2004  # a bound for huge external graphs; the edges are an aid
             node = queue.pop(0)
             for previous, _ in node.next_functions if node is not None else ():
-                if previous in owners:
-                    found.append(owners[previous])
+                owner = self._owner(previous)
+                if owner is not None:
+                    found.append(owner)
                 elif previous is not None and previous not in seen:
                     seen.add(previous)
                     queue.append(previous)
         return tuple(dict.fromkeys(found))
+
+    def _note_owners(self) -> None:
+        """Each value is looked at once, however many external values there are."""
+        for known in self._bound:
+            value = known.tensor()
+            if value is not None and value.grad_fn is not None:
+                self._owners.setdefault(sequence_of(value.grad_fn), []).append(known)
+        self._bound.clear()
+
+    def _owner(self, node: Any) -> Ref | None:
+        """The value that an autograd node made, the latest where there are several."""
+        for known in reversed(self._owners.get(sequence_of(node), ()) if node is not None else ()):
+            value = known.tensor()
+            if value is not None and value.grad_fn is node:
+                return known.ref
+        return None
 
     def base(self, tensor: Tensor) -> Ref | None:
         """The value that ``tensor`` is a view of; memory that no value is known of gets a name of its own."""
@@ -80,3 +101,25 @@ class Values:
         """The values among the arguments of a call that were changed in place since they were returned."""
         known = [(tensor, self.find(tensor)) for _, tensor in tensors_in((args, kwargs))]
         return tuple(k.ref for tensor, k in known if k is not None and version_of(tensor) != k.version)
+
+    def template(self, value: Any, names: Mapping[int, str]) -> Any:  # noqa: PLR0911  # one return a type
+        """An argument as a plan holds it; ``names``: of parameters and buffers, by id."""
+        if isinstance(value, Tensor):
+            known = self.ref(value)
+            if known is not None:
+                return known
+            name = names.get(id(value))
+            return ParameterRef(name) if name is not None else Opaque("tensor")
+        if isinstance(value, (Ref, ParameterRef, Opaque)):
+            return value
+        if isinstance(value, tuple):
+            return tuple(self.template(item, names) for item in value)
+        if isinstance(value, list):
+            return [self.template(item, names) for item in value]
+        if isinstance(value, dict):
+            return {str(key): self.template(item, names) for key, item in dict.items(value)}
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            return {f.name: self.template(getattr(value, f.name, None), names) for f in dataclasses.fields(value)}
+        if isinstance(value, slice):
+            return slice(*(self.template(part, names) for part in (value.start, value.stop, value.step)))
+        return constant(value)

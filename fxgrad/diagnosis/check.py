@@ -22,10 +22,12 @@ class Evidence:
     Attributes:
         views: the flows, oldest first.
         thresholds: what they compare with.
+        failed: the flows whose backward pass raised, oldest first; they are not among ``views``.
     """
 
     views: Sequence[FlowView]
     thresholds: Thresholds
+    failed: Sequence[FlowView] = ()
 
     @property
     def view(self) -> FlowView:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from fxgrad.diagnosis import dead, local, missing, origin, paths, precision, steps, zeros
+from fxgrad.diagnosis.backward_failed import backward_failed
 from fxgrad.diagnosis.causality import joined
 from fxgrad.diagnosis.check import Check, Evidence, LackingError
 from fxgrad.diagnosis.thresholds import Thresholds
@@ -15,6 +16,7 @@ from fxgrad.schema import Diagnosis, Finding, GradientFlow, NotChecked
 
 #: The checks that ``diagnose`` runs, in the order in which they are asked.
 DEFAULT_CHECKS = (
+    Check("backward_failed", backward_failed),
     Check("nonfinite", origin.nonfinite),
     Check("update_size", steps.update_size),
     Check("detached", missing.detached),
@@ -61,7 +63,11 @@ def diagnose(
     if thresholds is not None and not isinstance(thresholds, Thresholds):
         message = f"thresholds= takes fxgrad.Thresholds(name=value, ...), but got {type(thresholds).__name__}"
         raise OptionError(message)
-    evidence = Evidence([FlowView(flow) for flow in series], thresholds or Thresholds())
+    views = [FlowView(flow) for flow in series if flow.event.failed is None]
+    failed = [FlowView(flow) for flow in series if flow.event.failed is not None]
+    evidence = Evidence(views, thresholds or Thresholds(), failed)
+    if not views:
+        return _only_failed(evidence, given)
     found: list[Finding] = []
     lacking: list[NotChecked] = []
     for check in given:
@@ -76,6 +82,14 @@ def diagnose(
     order = {check.name: number for number, check in enumerate(given)}
     ranked = sorted(joined(evidence, found), key=lambda f: (_SEVERITIES[f.severity], order.get(f.rule, len(order))))
     return Diagnosis(tuple(ranked), tuple(lacking), tuple(check.name for check in given))
+
+
+def _only_failed(evidence: Evidence, given: Sequence[Check]) -> Diagnosis:
+    """No backward pass ended: what was not reached says nothing, so that no other check is asked."""
+    own = [check for check in given if check.check is backward_failed]
+    others = tuple(NotChecked(check.name, "the backward pass raised") for check in given if check not in own)
+    found = tuple(finding for check in own for finding in _findings_of(check, evidence))
+    return Diagnosis(found, others, tuple(check.name for check in given))
 
 
 def _checked_series(flows: Any) -> tuple[GradientFlow, ...]:

@@ -15,8 +15,11 @@ _NUMBERED = re.compile(r"^(?P<list>.*?)(?:^|\.)\d+(?:\..*)?$")
 
 def _lost(evidence: Evidence) -> list[ParameterRecord]:
     """Trainable parameters that got no gradient in the latest flow, nor in any other that there is."""
-    got = {r.name for view in evidence.views for r in view.flow.parameters if r.statistics is not None}
-    return [r for r in evidence.view.flow.parameters if r.reason == "not_reached" and r.name not in got]
+    views = (*evidence.views, *evidence.failed)
+    got = {r.name for view in views for r in view.flow.parameters if r.statistics is not None}
+    return [
+        r for r in evidence.view.flow.parameters if r.reason == "not_reached" and r.registered and r.name not in got
+    ]
 
 
 def _spots(view: FlowView) -> dict[str, list[BlindSpot]]:
@@ -168,7 +171,7 @@ def _unused(evidence: Evidence, key: str | None, records: list[ParameterRecord],
 
 def frozen(evidence: Evidence) -> Iterator[Finding]:
     """Parameters with ``requires_grad=False``: information, no fault."""
-    names = tuple(r.name for r in evidence.view.flow.parameters if not r.requires_grad)
+    names = tuple(r.name for r in evidence.view.flow.parameters if not r.requires_grad and r.registered)
     if names:
         draft = Draft(
             evidence, "frozen", "info", f"frozen (requires_grad=False): {listed(names)}",

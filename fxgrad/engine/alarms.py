@@ -7,6 +7,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from fxgrad.diagnosis import Evidence, FlowView, Thresholds
+from fxgrad.diagnosis.backward_failed import backward_failed
 from fxgrad.diagnosis.limits import Limit, beyond
 from fxgrad.errors import FindingWarning, OptionError
 from fxgrad.record.reading import read_gradients
@@ -57,10 +59,13 @@ class Alarms:
         self._errors: list[Exception] = []
 
     def ended(self, kept: list[Kept]) -> None:
-        """A backward pass has ended: judge what was kept of it.  One copy to the host, a second one for an alarm."""
+        """A backward pass has ended, or raised some time ago: judge what was kept of it.
+
+        One copy to the host, a second one for an alarm.
+        """
         parts = [part for part in kept if part.recording.plan is not None]
         try:
-            found = self._judged(parts) if parts else []
+            found = self._failed(parts) if kept[0].raised is not None else self._judged(parts)
         except Exception as error:  # noqa: BLE001  # the user's backward must go on
             self._try(self._warn, f"limits could not be judged: {type(error).__name__}: {error}")
             found = []
@@ -73,7 +78,14 @@ class Alarms:
                 self._try(self._on_finding, finding)
         self._raise(_ROUNDS)
 
+    def _failed(self, parts: list[Kept]) -> list[Finding]:
+        """A pass that raised: no limit is judged on the half of it that came."""
+        views = [FlowView(self._flow_of(part)) for part in parts]
+        return list(backward_failed(Evidence([], Thresholds(), views)))
+
     def _judged(self, parts: list[Kept]) -> list[Finding]:
+        if not parts:
+            return []
         scale = self._scale_of(parts[0].event) or 1.0
         limits = [Limit(word, most, scale) for word, most in self._limits.items()]
         own = parts[0].parameters

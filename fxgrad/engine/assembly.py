@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fxgrad.capture.captured import ParameterRef, Plan, Ref, SiteSpec
 from fxgrad.capture.names import dtype_word
+from fxgrad.engine.failing import failure_of
 from fxgrad.record.reading import Measured, read_event
 from fxgrad.record.recorder import Kept
 from fxgrad.schema import (
@@ -60,6 +61,7 @@ def assemble(kept: Kept, loss: str, level: Level) -> GradientFlow:
             "node" if recording.edges is None else "edge",
             values=forward is not None,
             accumulating=recording.accumulating,
+            failed=failure_of(kept),
         ),
         buffers=() if forward is None else _buffers(forward.buffers, measured.state[len(parameters) :]),
     )
@@ -243,17 +245,23 @@ class _Sites:
         if not call.grad_enabled:
             return "no_grad_region", ""
         if site not in self.recording.not_required:
-            if site in self.recording.unprobed:
-                return "no_probe", self.recording.unprobed[site]
-            cut = self._cut_below(ref)
-            if cut is not None:
-                self.cuts[ref] = cut
-                return "detached", f"all that uses it goes through {cut}"
-            return ("not_reached", "") if reached else ("output_unused", "")
+            return self._not_reached(ref, site, reached=reached)
         if call.word in _CUTS:
             self.cuts[ref] = self.plan.nodes[ref.call].key
             return "detached", f"by {self.cuts[ref]}"
         return self._inherited(ref)
+
+    def _not_reached(self, ref: Ref, site: int, *, reached: bool) -> tuple[Reason, str]:
+        """Why no gradient came to a value that requires one."""
+        if self.kept.raised is not None:
+            return "not_reached", "the backward pass raised before it came here"
+        if site in self.recording.unprobed:
+            return "no_probe", self.recording.unprobed[site]
+        cut = self._cut_below(ref)
+        if cut is not None:
+            self.cuts[ref] = cut
+            return "detached", f"all that uses it goes through {cut}"
+        return ("not_reached", "") if reached else ("output_unused", "")
 
     def _cut_below(self, ref: Ref) -> str | None:
         """The key of a node that cuts the gradient between an unreached value and what the loss uses, if any."""
@@ -325,7 +333,7 @@ def _parameters(
         records.append(ParameterRecord(
             name=names[0], aliases=names[1:], shape=tuple(parameter.shape), dtype=dtype_word(parameter.dtype),
             device=str(parameter.device), requires_grad=parameter.requires_grad, statistics=statistics, reason=reason,
-            value=values.get(place),
+            value=values.get(place), registered=names[0] not in kept.recording.outside,
             rewritten=rewritten.get(id(parameter)),
         ))  # fmt: skip
     return tuple(records)

@@ -35,7 +35,7 @@ class Forward:
     def __init__(self, taken: ForwardValues, modules: ModuleMap, recording: Any = None) -> None:
         self.taken = taken
         self._recording = weakref.ref(recording) if recording is not None else _nothing
-        self.root = modules.root
+        self.modules = modules
         self.buffers = [(name, b) for name, b in modules.buffers if b.is_floating_point() or b.is_complex()]
         taken.take_state([parameter for _, parameter in modules.parameters] + [buffer for _, buffer in self.buffers])
 
@@ -94,7 +94,7 @@ class Forward:
         value = tensor.detach()
         if not value.ndim or value.is_complex() or value.is_meta or value.layout is not torch.strided:
             return
-        inactive = gate.inactive(value, given, self.root)
+        inactive = gate.inactive(value, given, self.modules)
         if inactive is None:
             return
         axis = gate.dimension(value)

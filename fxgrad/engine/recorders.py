@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from typing import TYPE_CHECKING
 
@@ -63,8 +64,13 @@ class Recorders:
 
     def rename(self, recording: Recording) -> None:
         """Before a flow is read: name a call that left the known courses as well as can be by now."""
+        left = recording.deviation
         if self._native is not None:
             self._native.rename(recording)
+        if left is not None and recording.deviation is None:
+            recording.report = dataclasses.replace(
+                recording.report, reason="it took a course that was learnt by a later call"
+            )
 
     def _unwanted(self) -> str | None:
         options = self._options

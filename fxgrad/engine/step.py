@@ -85,7 +85,6 @@ class Engine:
         self._previous: Plan | None = None
         self._values = ValueRecorder(options.level, native=options.native) if options.forward else None
         self._live: weakref.WeakSet[Recording] = weakref.WeakSet()  # a freed autograd graph takes its recording along
-        self._flows: dict[int, GradientFlow] = {}
         self.leaves = LeafHooks(LeafHook)
         self.training: Training | None = None
         self._windows = Windows()
@@ -115,6 +114,7 @@ class Engine:
             recording = self._begin(rules, observe=observe)
         result = self._record(recording, args, kwargs)
         with without_torch_function():
+            recording.returned()
             self._finish(recording)
             if observe and self.parameters.lazy:  # made in the forward, by now
                 self.parameters.refresh(self.modules.parameters)
@@ -197,6 +197,7 @@ class Engine:
         recording.leaves = self.leaves
         if observe:
             recording.parameters = self.parameters.refresh(self.modules.parameters)
+            recording.outside = self.modules.outside
             recording.edges = EdgeNotes(None) if self.options.sites == "edge" else None
             known = self.parameters.accumulating
             recording.accumulating = accumulating(recording.parameters) if known is None else known
@@ -240,7 +241,7 @@ class Engine:
 
     def _finished(self) -> list[Kept]:
         """The kept events of forward calls that returned; one that raised has no graph."""
-        return [kept for kept in self.recorder.history if kept.recording.plan is not None]
+        return [kept for kept in tuple(self.recorder.history) if kept.recording.plan is not None]
 
     def flow(self) -> GradientFlow:
         """The flow of the latest event.
@@ -264,11 +265,9 @@ class Engine:
 
     def flow_of(self, kept: Kept) -> GradientFlow:
         """The flow of an event, without what lies around the backward pass; made once."""
-        key = id(kept)
-        if key not in self._flows:
+        if kept.flow is None:
             self._recorders.rename(kept.recording)
-            self._flows = {id(k): self._flows[id(k)] for k in self.recorder.history if id(k) in self._flows}
-            self._flows[key] = flow = assemble(kept, self.loss_words, self.options.level)
+            kept.flow = flow = assemble(kept, self.loss_words, self.options.level)
             own = [site.statistics for site in flow.sites]
             if kept.recording.edges is not None:
                 edges = dict(zip(kept.recording.plan.uses, flow.edges, strict=True))
@@ -277,7 +276,7 @@ class Engine:
             numbers = [number for number, _, _ in kept.recording.parameters]
             found = dict(zip(numbers, (record.statistics for record in flow.parameters), strict=True))
             _escalate(self.recorder.escalated, found)
-        return self._flows[key]
+        return kept.flow
 
 
 def _escalate(marked: set[int], found: Mapping[int, Statistics | None]) -> None:

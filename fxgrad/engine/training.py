@@ -11,12 +11,10 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from fxgrad.errors import OptionError
-from fxgrad.record.recorder import HISTORY, Kept, Recorder
+from fxgrad.record.recorder import Kept, Recorder
 from fxgrad.record.scaling import Reading, Scales
 from fxgrad.record.updates import Step, Updates
 from fxgrad.schema import GradientFlow, OptimizerFacts
-
-_Token = tuple[Any, ...]
 
 
 def checked_optimizers(given: Any) -> tuple[Optimizer, ...]:
@@ -73,7 +71,6 @@ class Training:
         self.paused = False
         self._scales = None if scaler is None else Scales(scaler)
         self._optimizers = [Updates(one, lambda: recorder.begun, self._wanted) for one in optimizers]
-        self._completed: dict[int, tuple[Kept, _Token, GradientFlow]] = {}
         recorder.began = self._began
 
     def _wanted(self) -> bool:
@@ -123,20 +120,16 @@ class Training:
         if position is not None and _thrown_away(readings[position:], steps):
             steps = []
         skipped = self._skipped(readings, position)
-        token = (*map(id, steps), skipped)
-        known = self._completed.get(id(kept))
-        if known is not None and known[0] is kept and known[1] == token:
-            return known[2]
+        token = (*steps, skipped)
+        if kept.completed is not None and kept.completed[0] == token:
+            return kept.completed[1]
         scale = None if position is None else readings[position].scale
         made = _completed(flow, kept, scale, steps)
         if self._optimizers:
             number = next((number for step in steps if (number := step.read()[0]) is not None), None)
             word = " + ".join(dict.fromkeys(one.type for one in self._optimizers))
             made = dataclasses.replace(made, optimizer=OptimizerFacts(word, number, skipped))
-        if len(self._completed) >= 2 * HISTORY:
-            alive = set(map(id, self._recorder.history))
-            self._completed = {key: entry for key, entry in self._completed.items() if key in alive}
-        self._completed[id(kept)] = (kept, token, made)
+        kept.completed = (token, made)
         return made
 
     def scale_of(self, event: int) -> float | None:

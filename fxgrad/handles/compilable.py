@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +19,7 @@ from fxgrad.capture.learning import LearningRun
 from fxgrad.capture.modules import ModuleMap
 from fxgrad.capture.symbolic import Trace, refusal
 from fxgrad.capture.tracing import call_key, faithful_trace, modes_of
-from fxgrad.engine.assembly import assemble
+from fxgrad.engine.slot_assembly import SlotRun, assemble_slots
 from fxgrad.errors import CaptureError, NoFlowError
 from fxgrad.handles.watching import refuse_unwatchable
 from fxgrad.probes.functionalise import decide, watch_run
@@ -28,11 +27,11 @@ from fxgrad.probes.insert import compiled
 from fxgrad.probes.insert_function import Inserted, insert_function_probes
 from fxgrad.probes.recording import Recording
 from fxgrad.record.parameters import ParameterHooks
-from fxgrad.record.slot_recorder import KeptRuns, SlotFacts, SlotRecorder, kept_of
-from fxgrad.schema import REASONS, BlindSpot, CaptureReport, GradientFlow
+from fxgrad.record.slot_recorder import KeptRuns, SlotRecorder
+from fxgrad.schema import CaptureReport, GradientFlow
 from fxgrad.torch_support.fake import FakeModel, fake_like, like
-from fxgrad.torch_support.preserve import random_streams
 from fxgrad.torch_support.private import functorch_active, has_hooks
+from fxgrad.torch_support.streams import random_streams
 from fxgrad.torch_support.structure import tensors_in
 
 _SHARED = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")
@@ -103,7 +102,7 @@ class Capturer:
 
     def _make(self, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ready:
         made = faithful_trace(self.modules, self.model.forward, args, kwargs, checked=self.checks)
-        with random_streams():
+        with random_streams(fake=True):
             fake = FakeModel(self.model)
             if self.checks:
                 plan = self._eager(fake, args, kwargs)
@@ -170,7 +169,7 @@ class Capturer:
         recording = Recording(None, 0, 0)
         learning = LearningRun(ModuleMap(fake.model), recording, _no_hook, None)
         _, values = fake_like(run.args, fake.mode)
-        with random_streams(), fake.running():
+        with random_streams(fake=True), fake.running():
             learning.run_graph(run.ready.trace, tuple(values), {}, self.names)
         made: Plan = recording.plan
         shapes = [tuple(shape) for shape in recording.shapes]
@@ -290,7 +289,6 @@ class _Observer:
         self.parameters = ParameterHooks(self.recorder)  # type: ignore[arg-type]
         self.capturer = Capturer(model, capture)
         self._numbers = itertools.count()
-        self._flows: dict[int, list[GradientFlow]] = {}
 
     def prepare(self, owner: Compilable, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Prepared | None:
         if not self.recorder.on or not torch.is_grad_enabled() or functorch_active():
@@ -314,7 +312,7 @@ class _Observer:
         return _Prepared(run, torch.zeros(ready.inserted.size, dtype=dtype, device=device, requires_grad=True), tensors)
 
     def finish(self, prepared: _Prepared, returned: Any) -> Any:
-        self.recorder.expect(prepared.run, prepared.slots)
+        self.recorder.expect(prepared.run, prepared.slots, returned)
         return prepared.run.ready.trace.rebuild(returned)
 
     def close(self) -> None:
@@ -325,36 +323,21 @@ class _Observer:
     def flows(self, *, latest: bool = False) -> list[GradientFlow]:
         self.recorder.settle()
         events = list(self.recorder.history)[-1:] if latest else list(self.recorder.history)
-        self._flows = {id(e): self._flows[id(e)] for e in self.recorder.history if id(e) in self._flows}
         for event in events:
-            if id(event) not in self._flows:
-                self._flows[id(event)] = self._assembled(event)
-        return [flow for event in events for flow in self._flows[id(event)]]
+            if event.flows is None:
+                event.flows = self._assembled(event)
+        return [flow for event in events for flow in event.flows or ()]
 
     def _assembled(self, event: KeptRuns) -> list[GradientFlow]:
         return [self._flow(event, run, slots) for run, slots in sorted(event.runs, key=lambda entry: entry[0].number)]
 
     def _flow(self, event: KeptRuns, run: Run, slots: Tensor) -> GradientFlow:
-        ready = run.ready
-        recording: Any = Recording(None, run.number, 0)
-        recording.shapes, recording.not_required = self.capturer.sites(run)
-        recording.plan, recording.report, recording.parameters = ready.plan, run.report, run.parameters
-        facts = SlotFacts(len(ready.plan.sites), ready.inserted.slot_of, recording.shapes)
-        kept = kept_of(recording, slots, facts)
-        kept.event, kept.parameters = event.number, event.parameters
-        flow = assemble(kept, "the caller's own backward pass", "norm")
-        return explained(flow, ready.inserted.unprobed)
-
-
-def explained(flow: GradientFlow, unprobed: Mapping[int, str]) -> GradientFlow:
-    """The flow with the reasons of sites (by number) that have no probe."""
-    why = {flow.sites[number].id: text for number, text in unprobed.items()}
-    spots = tuple(
-        BlindSpot(s.key, s.output_position, "no_probe", f"{REASONS['no_probe']} ({why[s.id]})")
-        if s.id in why and s.reason in ("not_reached", "output_unused", "detached") else s
-        for s in flow.blind_spots
-    )  # fmt: skip
-    return dataclasses.replace(flow, blind_spots=spots)
+        shapes, not_required = self.capturer.sites(run)
+        inserted = run.ready.inserted
+        return assemble_slots(event, SlotRun(
+            run.number, run.ready.plan, run.report, run.parameters, shapes, not_required, slots, inserted.slot_of,
+            inserted.unprobed,
+        ))  # fmt: skip
 
 
 # ---- the call, outside of what is compiled ---------------------------------------------------------------------

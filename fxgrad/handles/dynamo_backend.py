@@ -10,8 +10,7 @@ import dataclasses
 import itertools
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,16 +19,26 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from fxgrad.capture.agreement import node_word
 from fxgrad.capture.calls import positional_names
-from fxgrad.capture.dynamo import Fragment, fragment, join
+from fxgrad.capture.dynamo import fragment, join
 from fxgrad.capture.modules import ModuleMap
-from fxgrad.engine.assembly import assemble
+from fxgrad.engine.slot_assembly import SlotRun, assemble_slots
 from fxgrad.errors import CaptureError, NoFlowError, OptionError
-from fxgrad.handles.compilable import explained
+from fxgrad.handles.dynamo_runs import (
+    Binding,
+    Graph,
+    GraphRun,
+    Refused,
+    facts_of_run,
+    joined_shapes,
+    of_model,
+    shapes_by_site,
+    together,
+)
 from fxgrad.probes.function import copied, fresh
-from fxgrad.probes.functionalise import Facts, decide, watch_run
-from fxgrad.probes.insert_function import Inserted, insert_function_probes
-from fxgrad.probes.recording import Recording
-from fxgrad.record.slot_recorder import KeptRuns, SlotFacts, SlotRecorder, kept_of
+from fxgrad.probes.functionalise import decide
+from fxgrad.probes.insert_function import insert_function_probes
+from fxgrad.record.recorder import HISTORY
+from fxgrad.record.slot_recorder import KeptRuns, SlotRecorder
 from fxgrad.schema import CaptureReport, GradientFlow
 from fxgrad.torch_support.fake import fake_like, like
 from fxgrad.torch_support.private import compiled_original, inner_compiler
@@ -39,64 +48,13 @@ _REMEMBERED = 1024
 _REENTRANT = "it has a reentrant checkpoint, whose gradients dynamo does not compute as torch does without it"
 
 
-@dataclass(slots=True, eq=False)
-class Graph:
-    """One compiled graph of dynamo.
+class _SlotRecorder(SlotRecorder):
+    """Keeps each event with the graphs and parameters that it went through, so that no model pushes another's out."""
 
-    Attributes:
-        module: as dynamo gave it.
-        fragment: what it does.
-        inserted: the graph with probes.
-        shapes: of the value at each site, by what the inputs were like.
-    """
-
-    module: fx.GraphModule
-    fragment: Fragment
-    inserted: Inserted
-    shapes: dict[tuple[Any, ...], list[tuple[int, ...]]]
-
-    def shapes_of(self, inputs: tuple[Any, ...]) -> list[tuple[int, ...]]:
-        """Shapes for inputs like these: a graph may be made for any size, so it runs again without data."""
-        if inputs not in self.shapes:
-            mode, values = fake_like(inputs)
-            self.shapes[inputs] = _shapes(_facts(self.module, mode, values), self.fragment)
-        return self.shapes[inputs]
-
-
-def _facts(gm: fx.GraphModule, mode: Any, values: Sequence[Any]) -> Facts:
-    with mode, torch.enable_grad(), torch.random.fork_rng(devices=[]):
-        return watch_run(gm.graph, gm, values)
-
-
-def _shapes(facts: Facts, made: Fragment) -> list[tuple[int, ...]]:
-    """The shape at each site, by number."""
-    shapes: list[tuple[int, ...]] = [()] * made.count
-    for node, numbers in made.sites.items():
-        fact = facts.of[node]
-        layout = fact.layout or facts.of[fact.changed[0]].layout  # an item assignment returns nothing
-        for number, (shape, _, _) in zip(numbers, layout, strict=True):
-            if number >= 0:
-                shapes[number] = shape
-    return shapes
-
-
-@dataclass(slots=True, eq=False)
-class GraphRun:
-    """One run of a graph.
-
-    Attributes:
-        number: in the order in which runs began.
-        forward: which forward it belongs to.
-        graph: the graph.
-        inputs: what they were like.
-        links: placeholders that are tensors which an earlier run returned: that run, and the position.
-    """
-
-    number: int
-    forward: int
-    graph: Graph
-    inputs: tuple[Any, ...]
-    links: dict[int, tuple[GraphRun, int]] = field(default_factory=dict)
+    def keep(self, event: KeptRuns) -> None:
+        """An event has ended."""
+        for binding in {run.binding for run, _ in event.runs}:
+            binding.events.append(event)
 
 
 class Observer:
@@ -108,12 +66,14 @@ class Observer:
 
     def __init__(self, inner: str | Callable[..., Any] = "eager") -> None:
         self.inner = inner
-        self.recorder = SlotRecorder()
-        self.unobserved: list[str] = []
+        self.recorder = _SlotRecorder()
+        self.refused: list[Refused] = []
         self._hooked = WeakIdKeyDictionary()
+        self._bindings: list[Binding] = []
         self._numbers = itertools.count()
+        self._parameter_numbers = itertools.count()
         self._forward = 0
-        self._seen: set[int] = set()
+        self._seen: set[Graph] = set()
         self._events = 0
         self._left: dict[int, tuple[weakref.ref[Tensor], GraphRun, int]] = {}
         self._lock = threading.RLock()
@@ -122,6 +82,11 @@ class Observer:
         """A new one with the same inner compiler: Lightning copies what ``torch.compile`` was given."""
         del memo
         return Observer(self.inner)
+
+    @property
+    def unobserved(self) -> list[str]:
+        """Why graphs could not be observed."""
+        return [one.reason for one in self.refused]
 
     # ---- compiling -------------------------------------------------------------------------------------------
 
@@ -133,11 +98,12 @@ class Observer:
         try:
             graph = self._observed(gm, example_inputs)
         except Exception as error:  # noqa: BLE001  # a graph that cannot be run without data is compiled as it is
-            self.unobserved.append(f"a graph of {len(gm.graph.nodes)} nodes: {type(error).__name__}: {error}")
+            reason = f"a graph of {len(gm.graph.nodes)} nodes: {type(error).__name__}: {error}"
+            owners: list[Tensor] = [value for value in example_inputs if isinstance(value, nn.Parameter)]
+            self.refused.append(Refused(reason, tuple(map(weakref.ref, owners))))
             return compile_inner(gm, example_inputs)
         if not graph.inserted.size:
             return compile_inner(gm, example_inputs)
-        self._hook(example_inputs)
         made = fx.GraphModule(gm, graph.inserted.graph)
         slots = torch.zeros(graph.inserted.size, dtype=torch.float64, requires_grad=True)
         return self._runner(graph, compile_inner(made, [slots, *example_inputs]))
@@ -146,21 +112,22 @@ class Observer:
         if any(node.kwargs.get("use_reentrant") for node in gm.graph.nodes):
             raise CaptureError(_REENTRANT)
         likes = tuple(map(like, inputs))
-        facts = _facts(gm, *fake_like(likes))
+        facts = facts_of_run(gm, *fake_like(likes))
         owned = [isinstance(value, nn.Parameter) or _is_buffer(node) for node, value in zip(
             (n for n in gm.graph.nodes if n.op == "placeholder"), inputs, strict=True)]  # fmt: skip
         made = fragment(gm.graph, facts.of, inputs, owned)
         decisions = decide(gm.graph, facts, node_word_or_nothing)
         copy = fresh if self.inner == "eager" else copied
         inserted = insert_function_probes(gm.graph, facts, decisions, made.sites, copy)
-        return Graph(gm, made, inserted, {likes: _shapes(facts, made)})
+        return Graph(gm, made, inserted, {likes: shapes_by_site(facts, made)})
 
-    def _hook(self, inputs: Sequence[Any]) -> None:
+    def _hook(self, inputs: Iterable[Any]) -> None:
+        """Hook the parameters among them.  A number is never given twice, so that nothing is taken for another."""
         for tensor in inputs:
             if isinstance(tensor, nn.Parameter) and tensor.requires_grad and tensor not in self._hooked:
-                number = self._hooked[tensor] = len(self._hooked)
+                number = self._hooked[tensor] = next(self._parameter_numbers)
                 tensor.register_hook(self.recorder.hook(self.recorder.parameters, number))  # type: ignore[no-untyped-call]
-        self.recorder.parameters.expected = len(self._hooked)
+                self.recorder.parameters.expected = number + 1
 
     # ---- running ---------------------------------------------------------------------------------------------
 
@@ -171,7 +138,7 @@ class Observer:
             slots = torch.zeros(graph.inserted.size, dtype=torch.float64, device=device, requires_grad=True)
             this = self._begin(graph, args)
             result = compiled(slots, *args)
-            self.recorder.expect(this, slots)
+            self.recorder.expect(this, slots, result)
             self._end(this, result)
             return result
 
@@ -186,12 +153,16 @@ class Observer:
                 if found is not None and found[0]() is arg and graph.fragment.inputs[number] is not None:
                     links[number] = (found[1], found[2])
             linked = any(run.forward == self._forward for run, _ in links.values())
-            if not linked and (id(graph) in self._seen or self.recorder.begun != self._events):
+            if not linked and (graph in self._seen or self.recorder.begun != self._events):
                 self._forward += 1  # a graph that runs again, or after a backward pass, begins a forward
                 self._seen.clear()
             self._events = self.recorder.begun
-            self._seen.add(id(graph))
-        return GraphRun(next(self._numbers), self._forward, graph, tuple(map(like, args)), links)
+            self._seen.add(graph)
+            binding, new = graph.bind(args)
+            if new:
+                self._bindings = [*(one for one in self._bindings if one.alive), binding]
+        self._hook(binding.present().values())
+        return GraphRun(next(self._numbers), self._forward, graph, binding, tuple(map(like, args)), links)
 
     def _end(self, this: GraphRun, result: Any) -> None:
         with self._lock:
@@ -209,15 +180,21 @@ class Observer:
         modules = ModuleMap(model)
         own = {id(parameter) for parameter in model.parameters()}
         made: list[GradientFlow] = []
-        for event in reversed(self.recorder.history):
+        for event in reversed(self._events_of(own)):
             made = [*self._flows(event, modules, own), *made]
             if latest and made:
                 break
         return made
 
+    def _events_of(self, own: set[int]) -> list[KeptRuns]:
+        """The latest events that went through graphs with these parameters, oldest first; all where there are none."""
+        bindings = [b for b in self._bindings if not own or own & set(map(id, b.present().values()))]
+        found = dict.fromkeys(event for binding in bindings for event in tuple(binding.events))
+        return sorted(found, key=lambda event: event.number)[-HISTORY:]
+
     def _flows(self, event: KeptRuns, modules: ModuleMap, own: set[int]) -> list[GradientFlow]:
         arrived = {id(run): slots for run, slots in event.runs}
-        chosen = _of_model([run for run, _ in event.runs], own)
+        chosen = of_model([run for run, _ in event.runs], own)
         forwards: dict[int, list[GraphRun]] = {}
         for run in sorted(chosen, key=lambda r: r.number):
             forwards.setdefault(run.forward, []).append(run)
@@ -228,76 +205,29 @@ class Observer:
     ) -> GradientFlow:
         place = {id(run): index for index, run in enumerate(runs)}
         links = [{n: (place[id(o)], p) for n, (o, p) in run.links.items() if id(o) in place} for run in runs]
-        fragments = [run.graph.fragment for run in runs]
-        joined = join(list(zip(fragments, links, strict=True)), modules, positional_names(modules.root.forward))
-        root = modules.root
-        recording: Any = Recording(None, runs[0].forward, 0)
-        recording.plan = joined.plan
-        recording.shapes = _joined_shapes(runs, joined.numbers)
-        recording.not_required = {n for n, s in enumerate(joined.plan.sites) if not s.output.requires_grad}
+        parts = [(r.graph.fragment, of, r.binding.present()) for r, of in zip(runs, links, strict=True)]
+        joined = join(parts, modules, positional_names(modules.root.forward))
+        sites = joined.plan.sites
+        slots, slot_of, unprobed = together(runs, arrived, joined.numbers)
+        return assemble_slots(event, SlotRun(
+            runs[0].forward, joined.plan, self._report(modules, len(runs)), self._listed(modules),
+            joined_shapes(runs, joined.numbers), {n for n, s in enumerate(sites) if not s.output.requires_grad},
+            slots, slot_of, unprobed,
+        ))  # fmt: skip
+
+    def _report(self, modules: ModuleMap, graphs: int) -> CaptureReport:
         inner = self.inner if isinstance(self.inner, str) else getattr(self.inner, "__name__", "a function")
-        reason = f"compiled by dynamo into {len(runs)} graph(s), run by {inner}"
-        recording.report = CaptureReport(
-            "dynamo", reason, type(root).__name__, root.training, torch.__version__,
-            tuple(("dynamo", why) for why in self.unobserved), recorder="slots",
+        own = {id(parameter) for _, parameter in modules.parameters}
+        return CaptureReport(
+            "dynamo", f"compiled by dynamo into {graphs} graph(s), run by {inner}", type(modules.root).__name__,
+            modules.root.training, torch.__version__,
+            tuple(("dynamo", one.reason) for one in self.refused if one.concerns(own)), recorder="slots",
         )  # fmt: skip
-        hooked = {id(p): self._hooked[p] if p in self._hooked else -1 for _, p in modules.parameters}  # noqa: SIM401  # untyped
-        unseen = itertools.count(len(self._hooked))
-        recording.parameters = [
-            (n if (n := hooked[id(p)]) >= 0 else next(unseen), names, p) for names, p in modules.parameters
-        ]
-        slots, slot_of, unprobed = _together(runs, arrived, joined.numbers)
-        kept = kept_of(recording, slots, SlotFacts(len(joined.plan.sites), slot_of, recording.shapes))
-        kept.event, kept.parameters = event.number, event.parameters
-        return explained(assemble(kept, "the caller's own backward pass", "norm"), unprobed)
 
-
-def _joined_shapes(runs: Sequence[GraphRun], numbers: Sequence[Mapping[int, int]]) -> list[tuple[int, ...]]:
-    """The shape at each site of the joined plan."""
-    found: dict[int, tuple[int, ...]] = {}
-    for run, of in zip(runs, numbers, strict=True):
-        shapes = run.graph.shapes_of(run.inputs)
-        found.update({site: shapes[local] for site, local in of.items()})
-    return [found[site] for site in range(len(found))]
-
-
-def _together(
-    runs: Sequence[GraphRun], arrived: Mapping[int, Tensor], numbers: Sequence[Mapping[int, int]]
-) -> tuple[Tensor, dict[int, int], dict[int, str]]:
-    """The slots of all runs in a row, the slot of each site of the joined plan, and the sites without a probe."""
-    parts: list[Tensor] = []
-    slot_of: dict[int, int] = {}
-    unprobed: dict[int, str] = {}
-    start = 0
-    for run, of in zip(runs, numbers, strict=True):
-        inserted = run.graph.inserted
-        slots = arrived.get(id(run))
-        parts.append(torch.zeros(inserted.size, dtype=torch.float64) if slots is None else slots.to("cpu"))
-        for site, local in of.items():
-            if local in inserted.slot_of:
-                slot_of[site] = start + inserted.slot_of[local]
-            elif local in inserted.unprobed:
-                unprobed[site] = inserted.unprobed[local]
-        start += inserted.size
-    return torch.cat(parts), slot_of, unprobed
-
-
-def _of_model(runs: Sequence[GraphRun], own: set[int]) -> list[GraphRun]:
-    """Runs that use a parameter of the model, and runs without parameters that such runs are linked with."""
-    chosen: dict[int, GraphRun] = {}
-    bare: list[GraphRun] = []
-    for run in runs:
-        used = {id(p) for r in run.graph.fragment.parameters.values() if isinstance(p := r(), nn.Parameter)}
-        if used & own:
-            chosen[id(run)] = run
-        elif not used:
-            bare.append(run)
-    for _ in bare:  # from neighbour to neighbour
-        before = {id(o) for run in chosen.values() for o, _ in run.links.values()}
-        for run in bare:
-            if id(run) in before or any(id(o) in chosen for o, _ in run.links.values()):
-                chosen[id(run)] = run
-    return list(chosen.values()) if own else list(runs)
+    def _listed(self, modules: ModuleMap) -> list[tuple[int, tuple[str, ...], Tensor]]:
+        """The parameters with their numbers; those without a hook get a number that nothing was written to."""
+        unseen = itertools.count(self.recorder.parameters.expected)
+        return [(self._hooked[p] if p in self._hooked else next(unseen), names, p) for names, p in modules.parameters]
 
 
 def node_word_or_nothing(node: fx.Node) -> str:

@@ -14,14 +14,14 @@ from fxgrad.capture.modules import ModuleMap
 from fxgrad.engine.holding import hosting, refuse_unhostable
 from fxgrad.engine.step import Engine, Options
 from fxgrad.errors import OptionError, RuleError
-from fxgrad.rewriting.backward import BackwardRules, Begin
+from fxgrad.record.events import Begin
+from fxgrad.rewriting.backward import BackwardRules
 from fxgrad.rewriting.layers import StepRules, Units
 from fxgrad.rewriting.rules import Rule
 from fxgrad.rewriting.state import State
 from fxgrad.rewriting.stepping import Steps
 from fxgrad.schema import RewriteReport
 from fxgrad.torch_support.private import functorch_active, without_torch_function
-from fxgrad.torch_support.structure import tensors_in
 
 
 class Rewrite:
@@ -71,9 +71,7 @@ class Rewrite:
         self._follow()
         if self._in_backward.at_end and torch.is_grad_enabled() and not functorch_active():
             with without_torch_function():
-                for _, tensor in tensors_in(result):
-                    if tensor.requires_grad and not tensor.is_leaf:
-                        tensor.register_hook(Begin(self._in_backward))  # type: ignore[no-untyped-call]
+                Begin(self._in_backward).put(result)
 
     def _follow(self) -> None:
         self._units.refresh()

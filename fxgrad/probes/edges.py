@@ -8,7 +8,9 @@ its inputs, so a call that takes a value through several autograd nodes is found
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -294,12 +296,20 @@ class _Search:
         None where the base is not known or is changed by more calls than one, whose parts would be taken together.
         """
         base = self._base(ref)
-        family = (r for call in self.plan.calls for r in call.changed)
-        if base is None or sum(base in (r, self._base(r)) for r in family) != 1:
+        if base is None or self._changes[base] != 1:
             return None
         return self._of(base)
 
+    @cached_property
+    def _changes(self) -> Counter[Any]:
+        """How many changes in place, by calls, each value has seen, itself or through a view."""
+        return Counter(
+            one for call in self.plan.calls for ref in call.changed for one in {ref, self._base(ref)} - {None}
+        )
+
     def _base(self, ref: Any) -> Any:
+        if ref[0] < 0:  # memory that no value is known of
+            return None
         call = self.plan.calls[ref[0]]
         return next((b for out, b in zip(call.outputs, call.bases, strict=False) if out.position == ref[1]), None)
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fxgrad.probes.edges import EdgeNotes
 from fxgrad.probes.probe import put
+from fxgrad.torch_support.private import version_of, versions_of
 from fxgrad.torch_support.structure import tensors_in
 
 
@@ -44,13 +45,16 @@ class Recording:
         units: the active units of activations that were counted in C++: slot, axis, counts.
         record: what C++ hooks of probes write to, a slot for each site; None where the hooks are Python's.
         recomputed: whether a part of the forward runs again in the backward pass, under the Python recorder.
+        outside: names of parameters that are not registered.
+        versions: of the parameters when the forward had returned.
+        freed, changed: see ``fxgrad.record.owners.Owner``.
     """
 
     __slots__ = (
-        "__weakref__", "accumulating", "computed", "deviation", "differentiated", "edges", "escalated", "expected",
-        "leaves", "not_required", "number", "parameters", "part", "partial", "places", "plan", "recomputed", "record",
-        "report", "rewriting", "same", "shapes", "sink", "sizes", "slots", "task", "units", "unprobed", "untold",
-        "values", "window", "written",
+        "__weakref__", "accumulating", "changed", "computed", "deviation", "differentiated", "edges", "escalated",
+        "expected", "freed", "leaves", "not_required", "number", "outside", "parameters", "part", "partial",
+        "places", "plan", "recomputed", "record", "report", "rewriting", "same", "shapes", "sink", "sizes", "slots",
+        "task", "units", "unprobed", "untold", "values", "versions", "window", "written",
     )  # fmt: skip
 
     def __init__(self, sink: Any, number: int, expected: int) -> None:
@@ -85,6 +89,10 @@ class Recording:
         self.units: Sequence[tuple[int, int, Tensor]] = ()
         self.deviation: Any = None
         self.recomputed = False
+        self.versions: Sequence[int] = ()
+        self.freed = False
+        self.outside: frozenset[str] = frozenset()
+        self.changed: tuple[str, ...] = ()
 
     def shape_of(self, site: int) -> tuple[int, ...] | None:
         """Of the value at a site in this call; None where that is not known."""
@@ -130,6 +138,19 @@ class Recording:
     def distrust(self) -> None:
         """A backward pass is being differentiated: what a call saved may send back more than its result's users do."""
         self.differentiated = True
+
+    def returned(self) -> None:
+        """The forward has returned."""
+        self.versions = versions_of(parameter for _, _, parameter in self.parameters)
+
+    def raising(self) -> None:
+        """A backward pass is raising: which parameters are not as the forward left them?"""
+        now = zip(self.parameters, self.versions, strict=False)
+        self.changed = tuple(names[0] for (_, names, tensor), version in now if version_of(tensor) != version)
+
+    def passed(self, *, freed: bool) -> None:
+        """A backward pass is over."""
+        self.freed = self.freed or freed
 
     def follow(self, plan: Any, places: Mapping[int, int]) -> None:
         """Take the probes of a graph whose calls are in ``plan``; ``places``: by probe, the number of its call."""

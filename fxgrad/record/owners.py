@@ -20,9 +20,13 @@ class Owner(Protocol):
 
     ``task`` and ``part`` are the recorder's: the backward pass that is running through the owner, and its part.
     ``escalated`` are the sites to be measured at ``full``.  ``distrust`` is called in a backward pass that is
-    differentiated itself.
+    differentiated itself.  ``freed``: whether an earlier pass has let go of what the forward saved; ``changed``: names
+    of parameters that were changed in place between the forward and a pass that raised.
     """
 
+    number: int
+    freed: bool
+    changed: tuple[str, ...]
     task: int | None
     part: Any
     expected: int
@@ -33,11 +37,22 @@ class Owner(Protocol):
         """A backward pass is being differentiated."""
         ...
 
+    def raising(self) -> None:
+        """A backward pass that has come here is raising, right now."""
+        ...
+
+    def passed(self, *, freed: bool) -> None:
+        """A backward pass that has come here is over; ``freed``: torch let go of what the forward had saved."""
+        ...
+
 
 class Parameters:
     """The owner of the parameters' sites; ``tensors`` are the parameters themselves by number."""
 
     def __init__(self) -> None:
+        self.number = -1
+        self.freed = False
+        self.changed: tuple[str, ...] = ()
         self.task: int | None = None
         self.part: Part | None = None
         self.expected = 0
@@ -60,3 +75,9 @@ class Parameters:
     def distrust(self) -> None:
         """What a parameter gets is what arrives, however it comes about."""
         self.differentiated = True
+
+    def raising(self) -> None:
+        """What became of the parameters is known by their forward calls."""
+
+    def passed(self, *, freed: bool) -> None:
+        """Parameters save nothing."""

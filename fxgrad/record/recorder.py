@@ -7,7 +7,6 @@ pass runs through several recordings, each gets its own part of the event; the p
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -16,25 +15,27 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from fxgrad.record.events import Event, Events
 from fxgrad.record.full import is_staged, write_any_norm, write_bins, write_full
 from fxgrad.record.hooks import FullHook, Hook, norm_of_float32, norm_of_half, write_fast
 from fxgrad.record.library import library
 from fxgrad.record.native import SEVERAL, Written, settle
 from fxgrad.record.owners import Owner, Parameters
 from fxgrad.record.parked import Parking
+from fxgrad.record.raising import Raised, exception_since, marks
 from fxgrad.record.slots import BufferKey, Kind, Reading, Slots
 from fxgrad.record.staging import Batch, Page
 from fxgrad.record.statistics import accumulator, columns, dense, dottable, write_square
 from fxgrad.torch_support.private import (
-    at_end_of_backward,
     current_backward,
     functorch_active,
+    keeps_graph,
     under_a_mode,
     without_dispatch_modes,
 )
 
 if TYPE_CHECKING:
-    from fxgrad.schema import Level
+    from fxgrad.schema import GradientFlow, Level
 
 CLEARED = "torch cleared our hook when the first hook in Python was registered on the parameter"
 HISTORY = 128  # finished events kept; the facts of a ResNet-50 event take about 40 KB
@@ -47,7 +48,8 @@ class Part:
     ``fast`` has the slots of sites whose gradient has yet to come and is expected to be of the usual kind, which a
     hook may fill by itself; it ends with a None, for the number -1 of a hook without a site.  What a hook wrote has
     the gradient's shape as its reading.  ``put`` stages a small gradient
-    at level ``full``.  ``quick``: what a hook does by itself is seen by nobody.  ``sources`` are the buffers that the readings are in, besides the batches of the event.
+    at level ``full``.  ``quick``: what a hook does by itself is seen by nobody.  ``sources`` are the buffers that the
+    readings are in, besides the batches of the event.
     ``channels``: by site, the dimension of its units and the l2 norm of each unit's gradient.  ``native``: what C++
     hooks wrote, of which ``readings`` do not know yet.
     """
@@ -66,15 +68,17 @@ class Part:
 
 
 @dataclass(slots=True, eq=False)
-class BackwardEvent:
-    """One run of the backward pass."""
+class BackwardEvent(Event):
+    """One run of the backward pass, and what it wrote.
 
-    number: int
-    thread: int
-    parked: Parking
+    ``keeps_graph``: with ``retain_graph=True``; ``in_sight``: the exceptions that were there before it.
+    """
+
+    parked: Parking = field(kw_only=True)
+    keeps_graph: bool = False
+    in_sight: tuple[int, ...] = ()
     parts: dict[Any, Part] = field(default_factory=dict)
     pages: dict[torch.dtype, Page] = field(default_factory=dict)
-    certain_end: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -82,6 +86,8 @@ class Kept:
     """A finished part: a copy of its slots on the device, small, to be read when somebody asks.
 
     ``buffers`` by ``BufferKey`` or ``Batch``, and by ``("channels", site)`` where ``channels`` names the site.
+    ``raised``: where the backward pass raised; ``freed``: whether one before it had let go of what the forward saved.
+    ``flow``: what was made of it when it was first read; ``completed``: with what was known later of the step behind.
     """
 
     recording: Any
@@ -93,6 +99,10 @@ class Kept:
     parameters: Kept | None = None
     channels: dict[int, int] = field(default_factory=dict)
     native: list[Written] = field(default_factory=list)
+    raised: Raised | None = None
+    freed: bool = False
+    flow: GradientFlow | None = None
+    completed: tuple[object, GradientFlow] | None = None
 
     def settle(self) -> None:
         """Bring all readings into one form, and say which batches failed.  May be called twice."""
@@ -105,7 +115,7 @@ class Kept:
                 self.failures[index] = reading[0].error or "the batch that it was in was never reduced"
 
 
-class Recorder:
+class Recorder(Events[BackwardEvent]):
     """Takes gradients of sites and parameters and keeps their statistics by backward event.
 
     Nothing is copied to the host until ``history`` is read, and no gradient is kept beyond its backward pass.
@@ -115,6 +125,7 @@ class Recorder:
     """
 
     def __init__(self, level: Level, *, native: bool = True) -> None:
+        super().__init__()
         self._native = native
         self.library = library() if native else None
         self.level: Level = level
@@ -122,9 +133,6 @@ class Recorder:
         self.parameters = Parameters()
         self.escalated = self.parameters.escalated  # parameters to be measured at full
         self.on = True
-        self._lock = threading.RLock()
-        self._open: dict[int, BackwardEvent] = {}
-        self.begun = 0  # events that began
         #: Called with the number of an event that begins, in its backward pass; with what was kept of one that ended.
         self.began: Callable[[int], None] | None = None
         self.ended: Callable[[list[Kept]], None] | None = None
@@ -238,14 +246,14 @@ class Recorder:
     # ---- events ----------------------------------------------------------------------------------------------
 
     def _part(self, owner: Owner, index: int) -> Part:
-        event = self._event()
+        event = self.running()
         part = event.parts.get(owner)
         if part is not None and index < len(part.readings) and part.readings[index] is not None:
             if owner is self.parameters and event.certain_end:
                 part.failures[index] = SEVERAL
             else:  # a second gradient of one value: another backward pass has begun
-                self._finish(event)
-                event, part = self._event(), None
+                self.end(event)
+                event, part = self.running(), None
         with self._lock:
             if part is None:
                 part = self._new_part(event, owner)
@@ -265,7 +273,7 @@ class Recorder:
         """C++ hooks begin to write what arrives in the running backward pass; False: it is not to be recorded."""
         if owner is self.parameters and not self.on:
             return False
-        event = self._event()
+        event = self.running()
         with self._lock:
             part = event.parts.get(owner) or self._new_part(event, owner)
             part.native.append(written)
@@ -278,11 +286,11 @@ class Recorder:
 
     def native_again(self, owner: Owner, index: int) -> bool:
         """A second gradient came to a C++ hook in one pass: whether it is that of another event."""
-        event = self._event()
+        event = self.running()
         if owner is self.parameters and event.certain_end:
             event.parts[owner].failures[index] = SEVERAL
             return False
-        self._finish(event)
+        self.end(event)
         return True
 
     def _quicken(self, part: Part, owner: Owner) -> None:
@@ -311,40 +319,27 @@ class Recorder:
             return False
         return True
 
-    def _event(self) -> BackwardEvent:
-        """The event of the backward pass that is running now; a backward inside of a backward belongs to it."""
-        task = current_backward()
-        event = self._open.get(task)
-        if event is not None:
-            return event
-        thread = threading.get_ident()
-        with self._lock:
-            outer = next((e for e in self._open.values() if e.thread == thread and e.certain_end), None)
-            event = self._open[task] = outer or BackwardEvent(self.begun, thread, Parking(self.parameters))
-            self.begun += outer is None
-        if outer is None:
-            event.certain_end = at_end_of_backward(lambda: self._finish(event))
-            if self.began is not None:
-                self.began(event.number)
-        return event
+    def _new(self, number: int, thread: int) -> BackwardEvent:
+        parked = Parking(self.parameters)
+        return BackwardEvent(number, thread, parked=parked, keeps_graph=keeps_graph(), in_sight=marks())
+
+    def _began(self, event: BackwardEvent) -> None:
+        if self.began is not None:
+            self.began(event.number)
+
+    def _has_raised(self, event: BackwardEvent) -> None:
+        for owner in event.parts:
+            owner.raising()
 
     def settle(self) -> None:
-        """End the events of this thread whose end torch did not announce.  Called before a forward and a read."""
+        """As of all events."""
         if self._native and self.library is None:
             self.library = library()
-        if not self._open:
-            return
-        thread = threading.get_ident()
-        for event in {id(e): e for e in self._open.values() if e.thread == thread}.values():
-            self._finish(event)
+        super().settle()
 
-    def _finish(self, event: BackwardEvent) -> None:
+    def _ended(self, event: BackwardEvent) -> None:
+        raised = Raised(exception_since(event.in_sight)) if event.raised else None
         with self._lock, without_dispatch_modes():
-            tasks = [task for task, found in self._open.items() if found is event]
-            for task in tasks:
-                del self._open[task]
-            if not tasks:
-                return
             for page in event.pages.values():
                 page.flush()
             batches = [batch for page in event.pages.values() for batch in page.batches] + event.parked.finish()
@@ -353,8 +348,11 @@ class Recorder:
             finished = []
             for owner, part in sorted(event.parts.items(), key=lambda item: item[0].number):
                 kept = self._keep(owner, part, batches)
-                kept.parameters = parameters
+                kept.parameters, kept.raised, kept.freed = parameters, raised, owner.freed
+                owner.passed(freed=not event.keeps_graph)
                 finished.append(kept)
+            if raised is not None:
+                raised.parts = finished
             self.history.extend(finished)
             for dtype, page in event.pages.items():
                 self._pages[dtype].append(page)

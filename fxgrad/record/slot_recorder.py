@@ -6,75 +6,82 @@ hooks, which work under ``torch.compile`` as they do without.
 
 from __future__ import annotations
 
-import threading
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from fxgrad.record.events import Begin, Event, Events
 from fxgrad.record.full import write_any_norm
 from fxgrad.record.hooks import Hook
 from fxgrad.record.library import library
 from fxgrad.record.owners import Parameters
 from fxgrad.record.parked import Parking
+from fxgrad.record.raising import Raised, exception_since, marks
 from fxgrad.record.recorder import HISTORY, Kept
 from fxgrad.record.slots import BufferKey, Kind, Reading, Slots
 from fxgrad.record.statistics import accumulator, dense
-from fxgrad.torch_support.private import at_end_of_backward, current_backward
+
+if TYPE_CHECKING:
+    from fxgrad.schema import GradientFlow
 
 
 @dataclass(slots=True, eq=False)
-class SlotEvent:
+class SlotEvent(Event):
     """One backward event: what each run's slots received, and the parameters' statistics."""
 
-    number: int
-    thread: int
-    parked: Parking
+    parked: Parking = field(kw_only=True)
+    in_sight: tuple[int, ...] = ()
     runs: list[tuple[Any, Tensor]] = field(default_factory=list)
     slots: Slots = field(default_factory=Slots)
     readings: list[Reading | None] = field(default_factory=list)
     failures: dict[int, str] = field(default_factory=dict)
-    certain_end: bool = False
 
 
 @dataclass(slots=True, eq=False)
 class KeptRuns:
-    """A finished event."""
+    """A finished event; ``flows``: what was made of it when it was first read."""
 
     number: int
     runs: list[tuple[Any, Tensor]]
     parameters: Kept | None
+    raised: Raised | None = None
+    flows: list[GradientFlow] | None = None
 
 
-class SlotRecorder:
+class SlotRecorder(Events[SlotEvent]):
     """Takes the gradients of slots and parameters.  Nothing is copied to the host until somebody reads."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.on = True
         self.history: deque[KeptRuns] = deque(maxlen=HISTORY)
         self.parameters = Parameters()
         self.escalated: set[int] = set()
-        self.begun = 0  # events that began
         self._impatient: set[int] = set()  # parameters whose gradients somebody changes during the backward pass
         self._library = library()
-        self._lock = threading.RLock()
-        self._open: dict[int, SlotEvent] = {}
 
-    def expect(self, run: Any, slots: Tensor) -> None:
-        """Take what arrives at ``slots``, the leaf that ``run`` brought along."""
+    def expect(self, run: Any, slots: Tensor, returned: Any) -> None:
+        """Take what arrives at ``slots``, the leaf that ``run`` brought along; ``returned``: where a pass begins."""
         if slots.requires_grad:
+            Begin(self).put(returned)
             slots.register_hook(lambda gradient: self._take(run, gradient))  # type: ignore[no-untyped-call]
 
     def _take(self, run: Any, gradient: Tensor) -> None:
         if not self.on:
             return
-        event = self._event()
+        event = self.running()
         if any(known is run for known, _ in event.runs) and not event.certain_end:
-            self._finish(event)  # a second gradient of one run: another backward pass has begun
-            event = self._event()
+            self.end(event)  # a second gradient of one run: another backward pass has begun
+            event = self.running()
         event.runs.append((run, gradient.detach().clone()))  # a compiled backward may use its memory again
+
+    def keep(self, event: KeptRuns) -> None:
+        """An event has ended."""
+        self.history.append(event)
 
     def hook(self, owner: Any, index: int) -> Hook:
         """A tensor hook for parameter ``index``."""
@@ -85,7 +92,7 @@ class SlotRecorder:
         del owner
         if not self.on:
             return
-        event = self._event()
+        event = self.running()
         missing = max(index + 1, self.parameters.expected) - len(event.readings)
         event.readings.extend([None] * missing)
         if event.readings[index] is not None:
@@ -105,32 +112,20 @@ class SlotRecorder:
         except Exception as error:  # noqa: BLE001  # the user's backward must go on, whatever the gradient is
             event.failures[index] = f"{type(error).__name__}: {error}".splitlines()[0]
 
-    def _event(self) -> SlotEvent:
-        task = current_backward()
-        event = self._open.get(task)
-        if event is not None:
-            return event
-        with self._lock:
-            event = self._open[task] = SlotEvent(self.begun, threading.get_ident(), Parking(self.parameters))
-            event.slots.impatient = self._impatient
-            self.begun += 1
-        event.certain_end = at_end_of_backward(lambda: self._finish(event))
+    def _new(self, number: int, thread: int) -> SlotEvent:
+        event = SlotEvent(number, thread, parked=Parking(self.parameters), in_sight=marks())
+        event.slots.impatient = self._impatient
         return event
 
     def settle(self) -> None:
-        """End the events of this thread whose end torch did not announce."""
+        """As of all events."""
         self._library = library()
-        thread = threading.get_ident()
-        for event in [e for e in self._open.values() if e.thread == thread]:
-            self._finish(event)
+        super().settle()
 
-    def _finish(self, event: SlotEvent) -> None:
+    def _ended(self, event: SlotEvent) -> None:
+        if not event.runs:
+            return
         with self._lock:
-            tasks = [task for task, found in self._open.items() if found is event]
-            for task in tasks:
-                del self._open[task]
-            if not tasks or not event.runs:
-                return
             batches = event.parked.finish()
             own = None
             if event.readings:
@@ -140,7 +135,8 @@ class SlotRecorder:
                     recording=self.parameters, event=event.number, buffers=buffers,
                     readings=event.readings, failures=event.failures, usual=None,
                 )  # fmt: skip
-            self.history.append(KeptRuns(event.number, event.runs, own))
+            raised = Raised(exception_since(event.in_sight)) if event.raised else None
+            self.keep(KeptRuns(event.number, event.runs, own, raised))
 
 
 def kept_of(run: Any, gradient: Tensor, facts: SlotFacts) -> Kept:
@@ -170,5 +166,5 @@ class SlotFacts:
     """
 
     sites: int
-    slot_of: dict[int, int]
+    slot_of: Mapping[int, int]
     shapes: list[tuple[int, ...]]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,9 +11,10 @@ from torch import Tensor, distributed
 from torch.utils.hooks import RemovableHandle
 
 from fxgrad.errors import RuleError
+from fxgrad.record.events import Event, Events
 from fxgrad.rewriting.layers import Gradients, Units, compute, separate
 from fxgrad.rewriting.state import State
-from fxgrad.torch_support.private import at_end_of_backward, current_backward, version_of
+from fxgrad.torch_support.private import current_backward, version_of
 
 
 @dataclass(slots=True, eq=False)
@@ -29,25 +29,25 @@ class _Before:
 
 
 @dataclass(slots=True, eq=False)
-class _Event:
-    """One backward pass, with those inside of it."""
+class _Event(Event):
+    """One backward pass, and what its gradients are added to."""
 
-    thread: int
     before: dict[int, _Before] = field(default_factory=dict)
-    certain_end: bool = False
 
 
-class BackwardRules:
+class BackwardRules(Events[_Event]):
     """The rules of one rewrite that act in each backward pass."""
 
+    # So as to come behind DistributedDataParallel, which waits at the end itself for the reduced gradients.
+    rounds = 1
+
     def __init__(self, state: State, units: Units) -> None:
+        super().__init__()
         self._state = state
         self.at_end = [b for b in state.of_parameters if b[2].where.per == "backward"]  # type: ignore[attr-defined]
         self.on_arrival = [b for b in state.of_parameters if b[2].where.per == "arrival"]  # type: ignore[attr-defined]
         self._units = units
         self._hooks: dict[tuple[int, int], tuple[Tensor, RemovableHandle]] = {}
-        self._open: dict[int, _Event] = {}
-        self._lock = threading.RLock()
         self._arrived: tuple[int, list[str]] = (-1, [])  # in which pass, and where rules changed what arrived
 
     def refresh(self) -> None:
@@ -70,7 +70,7 @@ class BackwardRules:
         for _, handle in self._hooks.values():
             handle.remove()
         self._hooks.clear()
-        self._open.clear()
+        self.forget()
 
     def changed(self, name: str | None = None) -> list[str]:
         """Where rules changed what arrived in this backward pass; with ``name``, one more such place."""
@@ -83,47 +83,14 @@ class BackwardRules:
 
     # ---- one backward pass -------------------------------------------------------------------------------------
 
-    def begin(self) -> _Event:
-        """The event of the backward pass that is running; one inside of another belongs to the outer one."""
-        task = current_backward()
-        event = self._open.get(task)
-        if event is not None:
-            return event
-        thread = threading.get_ident()
-        with self._lock:
-            outer = next((e for e in self._open.values() if e.thread == thread and e.certain_end), None)
-            event = self._open[task] = outer or _Event(thread)
-        if outer is None:
-            # Once more from the end itself, so as to come behind DistributedDataParallel, which waits there for the
-            # reduced gradients.
-            event.certain_end = at_end_of_backward(lambda: self._last(event))
-        return event
-
-    def _last(self, event: _Event) -> None:
-        if not at_end_of_backward(lambda: self._finish(event)):
-            self._finish(event)
-
-    def settle(self) -> None:
-        """Before a forward or a step: end passes whose end torch did not announce, forget those that raised."""
-        thread = threading.get_ident()
-        for event in {id(e): e for e in self._open.values() if e.thread == thread}.values():
-            if event.certain_end:
-                self._close(event)
-            else:
-                self._finish(event)
-
-    def _close(self, event: _Event) -> bool:
-        with self._lock:
-            tasks = [task for task, found in self._open.items() if found is event]
-            for task in tasks:
-                del self._open[task]
-        return bool(tasks)
+    def _new(self, number: int, thread: int) -> _Event:
+        return _Event(number, thread)
 
     def arrive(self, parameter: Tensor, gradient: Tensor) -> None:
         """A gradient comes to a parameter; it is added to ``.grad`` right after this."""
         if self._state.quiet():
             return
-        before = self.begin().before
+        before = self.running().before
         known = before.get(id(parameter))
         if known is None:
             grad = parameter.grad
@@ -143,8 +110,8 @@ class BackwardRules:
     def _names(self) -> str:
         return ", ".join(f"rule {rule.name!r}" for _, _, rule in self.at_end)
 
-    def _finish(self, event: _Event) -> None:
-        if not self._close(event):
+    def _ended(self, event: _Event) -> None:
+        if event.raised:  # .grad is half of what it was to be; nobody asked for rules on that
             return
         contributed: Gradients = {}
         for key, before in event.before.items():
@@ -207,23 +174,8 @@ class _OnArrival:
         return None if result is gradient else result
 
 
-class Begin:
-    """A hook on what the model returns: the backward pass begins here, and not in a checkpoint inside of it."""
-
-    __slots__ = ("rules",)
-    __torch_unserializable__ = True
-
-    def __init__(self, rules: BackwardRules) -> None:
-        self.rules = rules
-
-    def __call__(self, gradient: Tensor) -> None:
-        """Open the event."""
-        del gradient
-        self.rules.begin()
-
-
 def _several_ranks() -> bool:
     return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
 
 
-__all__ = ["BackwardRules", "Begin"]
+__all__ = ["BackwardRules"]

@@ -13,6 +13,7 @@ Units and conventions, used everywhere in the package:
 
 from __future__ import annotations
 
+from fxgrad.schema.failure import Failure, FailureCause
 from fxgrad.schema.findings import RULES, Confidence, Diagnosis, Finding, NotChecked, Severity
 from fxgrad.schema.flow import CaptureReport, EventInfo, GradientFlow, Sink
 from fxgrad.schema.records import (
@@ -45,6 +46,8 @@ __all__ = [
     "Diagnosis",
     "Edge",
     "EventInfo",
+    "Failure",
+    "FailureCause",
     "Finding",
     "FrontEnd",
     "GradientFlow",

@@ -19,6 +19,7 @@ Confidence = Literal["exact", "one step", "several steps"]
 
 #: The public names of the rules, each with what it says in a few words.
 RULES: Mapping[str, str] = {
+    "backward_failed": "the backward pass raised at this node",
     "nonfinite": "a finite gradient or value became NaN or Inf here",
     "vanishing": "the gradient loses many decades on its way through the model",
     "exploding": "the gradient gains many decades on its way through the model",

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from fxgrad.schema.failure import Failure
 from fxgrad.schema.findings import Diagnosis, Finding, NotChecked
 from fxgrad.schema.late import late as _late
 from fxgrad.schema.records import BlindSpot, Edge, ModuleCall, ModuleFlow, Node, ParameterRecord, Site
@@ -58,6 +59,7 @@ class EventInfo:
         loss_scale: what the loss was multiplied by before the backward, as the scaler said; None without a scaler.
             Gradients are as measured: it is not divided out.
         accumulating: whether parameters had a gradient already when the forward began; None where unknown.
+        failed: how the backward pass raised; None for one that ended.  Checks look at flows of those only.
     """
 
     backward: int
@@ -68,10 +70,18 @@ class EventInfo:
     values: bool = False
     loss_scale: float | None = None
     accumulating: bool | None = None
+    failed: Failure | None = None
+
+
+class _Judged:
+    """What was worked out of a flow; no field, so that flows are compared, copied and written without it."""
+
+    __slots__ = ("_diagnosis",)
+    _diagnosis: Diagnosis
 
 
 @dataclass(frozen=True, slots=True)
-class GradientFlow:
+class GradientFlow(_Judged):
     """The measured facts of one backward event over the whole graph.  Immutable and comparable.
 
     Attributes:
@@ -122,9 +132,13 @@ class GradientFlow:
 
     @property
     def diagnosis(self) -> Diagnosis:
-        """What the rules say of this one flow, with the default thresholds; worked out at each access."""
-        found: Diagnosis = _late("fxgrad.diagnosis", "diagnose")(self)
-        return found
+        """What the rules say of this one flow, with the default thresholds; worked out at the first access."""
+        try:
+            return self._diagnosis
+        except AttributeError:
+            found: Diagnosis = _late("fxgrad.diagnosis", "diagnose")(self)
+            object.__setattr__(self, "_diagnosis", found)
+            return found
 
     @property
     def findings(self) -> tuple[Finding, ...]:

@@ -258,6 +258,7 @@ class ParameterRecord(_HasStatistics):
         update: what the optimizer step behind this backward did to it; None where no optimizer was given, no step
             has been taken yet, or the parameter had no gradient in it.
         rewritten: what rewrite rules at the parameter, its layer or its group did; None where none stands there.
+        registered: False for one in a plain list or dict, which ``parameters()``, ``to()`` and ``state_dict()`` miss.
     """
 
     name: str
@@ -271,6 +272,7 @@ class ParameterRecord(_HasStatistics):
     value: Statistics | None = None
     update: Update | None = None
     rewritten: Rewritten | None = None
+    registered: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import random
-import sys
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fxgrad.torch_support.private import version_of, without_torch_function
+from fxgrad.torch_support.private import version_of
+from fxgrad.torch_support.streams import random_streams
 
 _CONTAINERS = (dict, list, set, deque)
 _SIMPLE = (int, float, complex, str, bytes, bool, type(None))
@@ -148,51 +146,6 @@ def _same(container: Any, saved: Any) -> bool:
     if isinstance(saved, dict):
         return all(map(is_, container, saved)) and all(map(is_, container.values(), saved.values()))
     return isinstance(saved, set) or all(map(is_, container, saved))
-
-
-@contextmanager
-def random_streams() -> Iterator[Callable[[], bool]]:
-    """Restore those random streams of torch (all devices in use), Python and NumPy that were drawn from.
-
-    Gives a function that says whether one of them was.  A stream that nobody drew from is not written to.  What another
-    thread draws in the meantime cannot be told from what the model draws.
-    """
-    streams = list(_streams())
-    saved = [get() for get, _ in streams]
-    try:
-        yield lambda: not all(_equal(get(), state) for (get, _), state in zip(streams, saved, strict=True))
-    finally:
-        for (get, restore), state in zip(streams, saved, strict=True):
-            if not _equal(get(), state):
-                restore(state)
-
-
-def _streams() -> Iterator[tuple[Callable[[], Any], Callable[[Any], Any]]]:
-    """How the state of each stream is read and written."""
-    yield torch.get_rng_state, torch.set_rng_state
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        for device in range(torch.cuda.device_count()):
-            yield (
-                functools.partial(torch.cuda.get_rng_state, device),
-                functools.partial(_set_cuda, device),
-            )
-    yield random.getstate, random.setstate
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
-        yield numpy.random.get_state, numpy.random.set_state
-
-
-def _set_cuda(device: int, state: Tensor) -> None:
-    torch.cuda.set_rng_state(state, device)
-
-
-def _equal(one: Any, two: Any) -> bool:
-    if isinstance(one, Tensor):
-        with without_torch_function():  # a mode of the user's must not see it
-            return torch.equal(one, two)
-    if isinstance(one, tuple):
-        return len(one) == len(two) and all(map(_equal, one, two))
-    return one.tobytes() == two.tobytes() if hasattr(one, "tobytes") else bool(one == two)
 
 
 def _warn_of_changed(versions: Sequence[tuple[str, Tensor, int]]) -> None:

@@ -122,7 +122,7 @@ def test_a_mode_is_seen() -> None:
 def test_without_an_announced_end_events_end_all_the_same(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
     import fxgrad
 
-    monkeypatch.setattr("fxgrad.record.recorder.at_end_of_backward", lambda _: False)
+    monkeypatch.setattr("fxgrad.record.events.at_end_of_backward", lambda _: False)
     model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
     with fxgrad.watch(model) as watch:
         for _ in range(3):
@@ -275,3 +275,32 @@ def test_norms_of_many(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, *, t
     norms = list(torch_private.norms_of(tensors, torch.float32))
     assert [norm.dtype for norm in norms] == [torch.float32] * 2
     assert [norm.item() for norm in norms] == [9000, 2]
+
+
+def test_autograd_nodes_are_numbered_as_they_are_made() -> None:
+    x = torch.ones(2, requires_grad=True)
+    first = x * 2
+    between = torch_private.sequence_number()
+    second = first.exp()
+    assert torch_private.sequence_of(first.grad_fn) < between <= torch_private.sequence_of(second.grad_fn)
+    assert torch_private.sequence_of(object()) == 0
+
+
+def test_versions_of_many_tensors_at_once() -> None:
+    x, y = torch.ones(2), torch.ones(2)
+    x.add_(1)
+    assert torch_private.versions_of([x, y]) == [torch_private.version_of(x), torch_private.version_of(y)] == [1, 0]
+    with torch.inference_mode():
+        frozen = torch.ones(2)
+    assert torch_private.versions_of(iter([x, frozen])) == [1, 0]
+
+
+def test_whether_a_pass_keeps_its_graph() -> None:
+    x = torch.ones(2, requires_grad=True)
+    asked: list[bool] = []
+    y = x * 2
+    y.register_hook(lambda _: asked.append(torch_private.keeps_graph()))
+    loss = y.sum()
+    loss.backward(retain_graph=True)
+    loss.backward()
+    assert asked == [True, False]
