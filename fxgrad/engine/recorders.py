@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from fxgrad.capture.modules import ModuleMap
 from fxgrad.courses.known import Observer
+from fxgrad.courses.ways import FOLLOWED, Ways
 from fxgrad.probes.recording import Recording
 from fxgrad.record.library import Patience, reason
 from fxgrad.record.parameters import ParameterHooks
@@ -29,6 +30,7 @@ class Recorders:
         self._options = options
         self._patience = Patience()
         self._native: Observer | None = None
+        self._ways: Ways | None = None
         self._reason = ""
         self._read_at = -_AGAIN
 
@@ -42,6 +44,7 @@ class Recorders:
         if found is not None:
             edges = options.sites == "edge"
             self._native = Observer(found, self._modules, options.level, edges=edges)
+            self._ways = Ways(found, self._modules)
             self._parameters.use(found, options.level)
             self._modules.use(found)
 
@@ -60,6 +63,19 @@ class Recorders:
             self._native.trained = self._parameters.trained
         why = self._unwanted() or self._unfit(recording)
         return (self._native, "every operator was that of a known course") if why is None else (None, why)
+
+    def ways(self, recording: Recording, *, observe: bool) -> tuple[Ways | None, str]:
+        """The known ways for a call under rewrite rules alone, or why the Python recorder does it."""
+        why = self._unwanted()
+        if why is None and self._ways is None:
+            why = self._why()
+        if why is None and observe:
+            why = "rewrite rules act where Python hooks are"
+        if why is None and compiled_autograd_on():
+            why = "compiled autograd knows Python hooks only"
+        if why is None and self._ways is not None:
+            why = self._ways.refuses(recording.rewriting.rules)
+        return (self._ways, FOLLOWED) if why is None else (None, why)
 
     def rename(self, recording: Recording) -> None:
         """Before a flow is read: name a call that left the known courses as well as can be by now."""

@@ -17,6 +17,7 @@ from fxgrad.capture.captured import Plan
 from fxgrad.capture.eager import Session
 from fxgrad.capture.modules import ModuleMap
 from fxgrad.courses.values import finished
+from fxgrad.courses.ways import Given
 from fxgrad.engine.assembly import assemble
 from fxgrad.engine.forward_values import accumulating, begin
 from fxgrad.engine.recorders import Recorders
@@ -127,6 +128,8 @@ class Engine:
 
     def _record(self, recording: Recording, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the forward under the recorder for this call, which sets ``recording.plan`` and ``recording.report``."""
+        if recording.rewriting is not None:
+            return self._rewritten(recording, args, kwargs)
         observer, reason = self._recorders.choose(recording)
         if observer is None:
             return self._run_python(recording, args, kwargs, reason)
@@ -145,6 +148,16 @@ class Engine:
         else:
             reason = recording.deviation.words
         recording.report = self._report("eager", "native", reason)
+        return result
+
+    def _rewritten(self, recording: Recording, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a call under rewrite rules."""
+        ways, reason = self._recorders.ways(recording, observe=recording.number >= 0)
+        if ways is None:
+            return self._run_python(recording, args, kwargs, reason)
+        result, left = ways.run(recording, Given(self.forward, args, kwargs, self._names), self._previous)
+        self._previous = recording.plan
+        recording.report = self._report("eager", "python" if left else "native", left or reason)
         return result
 
     def _run_python(

@@ -21,7 +21,7 @@ from fxgrad.torch_support.leaf_hooks import LeafHooks
 from fxgrad.torch_support.private import base_of, current_backward
 
 MARK = "_fxgrad_rewriting"
-_KEPT = 4  # plans whose resolution is kept: train and eval, with and without an optional argument
+_KEPT = 64  # plans whose resolution is kept, as many as the native recorder follows
 _LOST = "the value is changed in place through a view, so that autograd replaced the node that a hook would sit on"
 _NO_GRADIENT = "nothing that the value depends on requires a gradient"
 

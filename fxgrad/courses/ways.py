@@ -1,0 +1,301 @@
+"""Rewrite rules under the native recorder: known ways of a forward, along which later calls are followed in C++.
+
+A *way* is what the Python recorder writes down of a call: which functions and modules ran, on which values, and what
+they returned.  A later call is compared with the known ways as it runs, and only tensors at which a rule acts get a hook.
+Where it does something else, the Python recorder takes over at that very place, from the state that it would have had:
+so all names and sites are those that it finds by itself, in every call.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import BuiltinFunctionType, FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.overrides import TorchFunctionMode
+
+from fxgrad.capture.calls import word_of
+from fxgrad.capture.captured import Plan, Ref
+from fxgrad.capture.eager import Session
+from fxgrad.capture.modules import ModuleMap, Place
+from fxgrad.capture.names import METADATA
+from fxgrad.capture.values import Known
+from fxgrad.courses.runs import input_tensors
+from fxgrad.probes.probe import put
+from fxgrad.probes.recording import Recording
+from fxgrad.rewriting.apply import NodeRules
+from fxgrad.rewriting.selection import Nodes, asks_python
+from fxgrad.torch_support.private import remove_global_hook, without_torch_function
+from fxgrad.torch_support.structure import tensors_in
+
+FOLLOWED = "every call was that of a known way"
+_MOST = 64  # ways that are kept
+_PLAIN = (
+    int, float, bool, complex, str, bytes, slice, range, type(None), type(...), FunctionType, BuiltinFunctionType, type,
+    torch.Size, torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Generator,
+)  # fmt: skip  # no tensor is in a value of one of these very types
+_Named = Sequence[tuple[int, str] | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A call that is about to run."""
+
+    forward: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    names: list[str]
+
+
+class Rest(Session):
+    """The Python recorder of what remains of a call.
+
+    Attributes:
+        given: the call.
+        places: the modules, as C++ numbers them.
+    """
+
+    given: Given
+    places: Sequence[Place]
+
+    def resume(self, calls: int, spans: int, inside: int) -> None:
+        """Take over behind so many calls and module calls of the previous plan."""
+        plan, recording = self.previous, self.recording
+        if plan is None:
+            return
+        self.spans = plan.spans[:spans]
+        self._inside = inside
+        for call in plan.calls[:calls]:
+            self.calls.append(call)
+            self._first_sites.append(self._sites)
+            for output in call.outputs:
+                if output.differentiable:
+                    if not (output.requires_grad and call.grad_enabled):
+                        recording.not_required.add(self._sites)
+                    recording.shapes.append(output.shape)
+                    self._sites += 1
+
+    def open(self, stack: Sequence[tuple[Place | None, _Named]]) -> None:
+        """The modules that are running, the outermost first, with the values that they were given."""
+        for place, given in stack:
+            self._stack.append((place, _refs(given)))
+            if place is not None and not place.leaf:
+                self._path, self._type = place.path, place.type
+
+    def know(self, values: Sequence[tuple[Tensor, int, str, bool, int, int, bool]]) -> None:
+        """The living values."""
+        for tensor, call, position, requires_grad, version, site, view in values:
+            known = Known(weakref.ref(tensor), Ref(call, position), requires_grad, version, site, view)
+            self._values.by_id[id(tensor)] = known
+
+    def written(
+        self, func: Callable[..., Any], given: _Named, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+    ) -> None:
+        """A function that was running when this session took over has returned."""
+        self._written(func, _refs(given), args, kwargs, result)
+
+    def returned(self, place: int, given: _Named, result: Any) -> None:
+        """So has a leaf module, whose call is known."""
+        with without_torch_function():
+            self._returned(self.places[place], _refs(given), result)
+
+    def begin(self) -> None:
+        """The arguments."""
+        self._placeholders(self.given.args, self.given.kwargs, self.given.names)
+
+    def finish(self, result: Any) -> None:
+        """The forward has returned."""
+        inputs = itertools.takewhile(lambda n: self.calls[n].op == "placeholder", range(len(self.calls)))
+        self._finish(result, tuple(Ref(number, "") for number in inputs))
+
+
+def _refs(given: _Named) -> tuple[Ref | None, ...]:
+    return tuple(None if one is None else Ref(*one) for one in given)
+
+
+class _Mode(TorchFunctionMode):
+    """Leads torch's functions to C++."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self._function = function
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return self._function(func, types, args, kwargs)
+
+
+class _Following:
+    """One call; what C++ asks Python for."""
+
+    def __init__(self, ways: Ways, recording: Recording, given: Given, previous: Plan | None) -> None:
+        self._ways = ways
+        self._recording = recording
+        self._given = given
+        self._previous = previous
+        self._inputs = input_tensors(given.args, given.kwargs, given.names)
+        self.session: Rest | None = None
+        self.left = ""  # where, in words
+        self.native = ways.follower(self)
+
+    def run(self) -> Any:
+        """Run the forward."""
+        native, given = self.native, self._given
+        self._recording.partial = self._so_far
+        enter, leave, function = native.hooks()
+        with without_torch_function():
+            native.begin(self._inputs)
+        handles = [
+            register_module_forward_pre_hook(enter),
+            register_module_forward_hook(leave, with_kwargs=True, always_call=True),
+        ]
+        native.mode = mode = _Mode(function)
+        try:
+            with mode:
+                try:
+                    result = given.forward(*given.args, **given.kwargs)
+                finally:
+                    native.restore()
+        finally:
+            for handle in handles:
+                remove_global_hook(handle)
+        with without_torch_function():
+            native.finish(result)
+        self._recording.partial = None
+        return result
+
+    def put(self, tensor: Tensor, site: int) -> None:
+        """A tensor at which a rule acts."""
+        with without_torch_function():
+            put(self._recording, tensor, site)
+
+    def hand_over(  # noqa: PLR0913, PLR0917  # as C++ calls it
+        self, plan: int, calls: int, spans: int, stack: Any, inside: int, values: Any
+    ) -> Rest:
+        """The Python recorder of the rest."""
+        known = self._ways.plans[plan] if plan >= 0 else None
+        self.session = session = Rest(self._ways.modules, self._recording, put, known or self._previous)
+        session.given, session.places = self._given, self._ways.places
+        if known is not None:
+            call = known.calls[calls - 1] if calls else None
+            behind = "" if call is None else f" behind {call.key_stem}" + (f" ({call.source})" if call.source else "")
+            self.left = f"left the known ways{behind}"
+            session.resume(calls, spans, inside)
+        session.open([(None if number < 0 else session.places[number], given) for number, given in stack])
+        session.know(values)
+        return session
+
+    def _so_far(self) -> Plan:
+        plan, calls, spans = self.native.at()
+        if plan < 0:
+            return Plan([], [])
+        known = self._ways.plans[plan]
+        return Plan(known.calls[:calls], known.spans[:spans])
+
+
+class Ways:
+    """The known ways of one model's forward.
+
+    Args:
+        extension: the compiled module.
+        modules: the model's paths.
+
+    Attributes:
+        extension, modules: as given.
+        plans: the graphs of the known ways.
+        places: the modules below the model, as C++ numbers them.
+    """
+
+    def __init__(self, extension: Any, modules: ModuleMap) -> None:
+        self.extension = extension
+        self.modules = modules
+        self.plans: list[Plan] = []
+        self.places: list[Place] = []
+        self._without: list[frozenset[int]] = []
+        self._native: Any = None
+        self._built: Any = None
+        self._bound: Any = None
+
+    def refuses(self, rules: NodeRules) -> str | None:
+        """Why the Python recorder has to do all of a call; None where it need not."""
+        if any(asks_python(rule.where) for _, _, rule in (*rules.bound, *rules.at_edges)):
+            return "a predicate of a rule may ask for what only Python's recorder looks at"
+        if any(place.opaque for place in self.modules.places.values()):
+            return "compiled and scripted modules are seen by Python's recorder only"
+        return None
+
+    def follower(self, owner: Any) -> Any:
+        """C++'s part of one call."""
+        return self.extension.Follower(self._native, owner)
+
+    def run(self, recording: Recording, given: Given, previous: Plan | None) -> tuple[Any, str]:
+        """Run a call; what it returned, and how it left the known ways (empty where it didn't)."""
+        rules: NodeRules = recording.rewriting.rules
+        self._refresh(rules)
+        call = _Following(self, recording, given, previous)
+        try:
+            result = call.run()
+            if call.session is None:
+                plan = call.native.plan
+                recording.plan = self.plans[plan]
+                recording.not_required |= self._without[plan]
+            else:
+                self._learn(call, recording.plan, rules)
+        finally:
+            call.native.close()
+        if call.session is None:
+            return result, ""
+        return result, call.left or "the first call of a kind; the native recorder learns its way"
+
+    def _refresh(self, rules: NodeRules) -> None:
+        if self.modules.places is not self._built:
+            self._built = self.modules.places
+            self.plans, self._without = [], []
+            root = self.modules.root
+            self.places = [place for place in self._built.values() if place.module is not root]
+            owned = [*(tensor for _, tensor in self.modules.parameters), *(tensor for _, tensor in self.modules.buffers)]
+            self._native = self.extension.Ways(
+                [(place.module, place.leaf) for place in self.places], owned, _flat, _is_metadata,
+                Tensor.__setitem__, list(_PLAIN),
+            )  # fmt: skip
+        if rules.bound is not self._bound:
+            self._bound = rules.bound
+            for number in range(len(self.plans)):
+                self._hook(number, rules)
+
+    def _learn(self, call: _Following, plan: Plan, rules: NodeRules) -> None:
+        """What Python's recorder saw is known from here on."""
+        number = len(self.plans)
+        if number == _MOST or not call.native.learn(number):
+            return
+        self.plans.append(plan)
+        self._without.append(frozenset(
+            site for site, spec in enumerate(plan.sites)
+            if not (spec.output.requires_grad and plan.calls[spec.call].grad_enabled)
+        ))  # fmt: skip
+        self._hook(number, rules)
+
+    def _hook(self, number: int, rules: NodeRules) -> None:
+        """Tell C++ where rules act.
+
+        What a module returns is known when it has returned, and what a rule at edges or on what a call passes back looks
+        at is the graph around it: there all values get their hooks, as under Python's recorder.
+        """
+        everywhere = rules.through or bool(rules.at_edges) or any(
+            not isinstance(rule.where, Nodes) for _, _, rule in rules.bound
+        )  # fmt: skip
+        sites = set() if everywhere else set(rules.resolve(self.plans[number]).table)
+        self._native.set_hooked(number, sites, everywhere)
+
+
+def _flat(value: Any) -> list[tuple[str, Tensor]]:
+    return list(tensors_in(value))
+
+
+def _is_metadata(func: Callable[..., Any]) -> bool:
+    return word_of(func) in METADATA

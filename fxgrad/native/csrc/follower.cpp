@@ -1,0 +1,487 @@
+#include "follower.h"
+
+#include <ATen/core/grad_mode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <pybind11/stl.h>
+#include <torch/csrc/PyInterpreter.h>
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <pythread.h>
+
+namespace py = pybind11;
+
+namespace fxgrad {
+
+namespace {
+
+constexpr int kDepth = 8;  // as Python looks into containers
+
+bool is_tensor(PyObject* value) { return THPVariable_Check(value); }
+
+uint32_t version_of(const at::Tensor& tensor) {
+  return tensor.is_inference() ? 0 : static_cast<uint32_t>(tensor._version());
+}
+
+bool differentiable(const at::Tensor& tensor) {
+  return at::isFloatingType(tensor.scalar_type()) || at::isComplexType(tensor.scalar_type());
+}
+
+bool transformed() {
+  return c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerFrontMode);
+}
+
+bool leaf_tensor(const at::Tensor& tensor) {
+  const auto* meta = torch::autograd::impl::get_autograd_meta(tensor);
+  return (meta == nullptr || !meta->grad_fn_) && tensor.is_leaf();
+}
+
+}  // namespace
+
+Follower::Follower(std::shared_ptr<Ways> ways, py::object owner)
+    : ways_(std::move(ways)), owner_(std::move(owner)), thread_(PyThread_get_thread_ident()) {}
+
+Follower::~Follower() {
+  for (const auto& [tensor, known] : values_) Py_XDECREF(known.weak);
+}
+
+// ---- values ------------------------------------------------------------------------------------------------------
+
+const Follower::Known* Follower::known(PyObject* tensor) const {
+  const auto found = values_.find(tensor);
+  if (found == values_.end() || PyWeakref_GetObject(found->second.weak) != tensor) return nullptr;
+  return &found->second;
+}
+
+bool Follower::lost(const Known& known, const at::Tensor& tensor) {
+  return known.view && known.version != version_of(tensor);
+}
+
+// The name of a tensor that is taken; false where only the Python recorder can tell: a value that was made where no call
+// could be seen, one of a region that runs again, a view that was changed.
+bool Follower::ref(PyObject* object, std::vector<int32_t>& facts) const {
+  const at::Tensor& tensor = THPVariable_Unpack(object);
+  const Known* const found = known(object);
+  facts.push_back(found == nullptr ? kNone : found->binding);
+  if (found == nullptr) return !tensor.requires_grad() || ways_->owns(object);
+  return !lost(*found, tensor) && (found->requires_grad || !tensor.requires_grad());
+}
+
+bool Follower::refs(PyObject* value, std::vector<int32_t>& facts, int depth) {
+  if (is_tensor(value)) return ref(value, facts);
+  if (value == Py_None || depth > kDepth || ways_->plain(value)) return true;
+  bool fit = true;
+  if (PyTuple_CheckExact(value) || PyList_CheckExact(value)) {
+    for (Py_ssize_t n = 0; n < PySequence_Fast_GET_SIZE(value); n++) {
+      fit &= refs(PySequence_Fast_GET_ITEM(value, n), facts, depth + 1);
+    }
+  } else {
+    for (const auto& found : ways_->flatten(value)) fit &= ref(py::tuple(py::reinterpret_borrow<py::object>(found))[1].ptr(), facts);
+  }
+  return fit;
+}
+
+bool Follower::refs_of_values(PyObject* kwargs, std::vector<int32_t>& facts) {
+  bool fit = true;
+  PyObject *key = nullptr, *value = nullptr;
+  Py_ssize_t at = 0;
+  while (PyDict_Next(kwargs, &at, &key, &value) != 0) fit &= refs(value, facts);
+  return fit;
+}
+
+// Whether a call has changed the view that it was given first.
+bool Follower::changed_view(PyObject* args) const {
+  if (PyTuple_GET_SIZE(args) == 0 || !is_tensor(PyTuple_GET_ITEM(args, 0))) return false;
+  PyObject* const first = PyTuple_GET_ITEM(args, 0);
+  const Known* const found = known(first);
+  return found != nullptr && lost(*found, THPVariable_Unpack(first));
+}
+
+void Follower::tensors(PyObject* value, Tensors& found, std::vector<py::object>& held) {
+  if (is_tensor(value)) {
+    found.push_back({value, ways_->word("")});
+    return;
+  }
+  if (value == Py_None || ways_->plain(value)) return;
+  const bool sequence = PyTuple_CheckExact(value) || PyList_CheckExact(value);
+  bool flat = sequence;
+  for (Py_ssize_t n = 0; flat && n < PySequence_Fast_GET_SIZE(value); n++) {
+    PyObject* const item = PySequence_Fast_GET_ITEM(value, n);
+    flat = is_tensor(item) || item == Py_None || ways_->plain(item);
+  }
+  if (flat) {
+    for (Py_ssize_t n = 0; n < PySequence_Fast_GET_SIZE(value); n++) {
+      PyObject* const item = PySequence_Fast_GET_ITEM(value, n);
+      if (is_tensor(item)) found.push_back({item, ways_->word("[" + std::to_string(n) + "]")});
+    }
+    return;
+  }
+  for (const auto& entry : ways_->flatten(value)) {
+    const py::tuple pair = py::reinterpret_borrow<py::tuple>(entry);
+    held.push_back(pair[1]);
+    found.push_back({held.back().ptr(), ways_->word(pair[0].cast<std::string>())});
+  }
+}
+
+void Follower::describe(const Tensors& found, std::vector<int32_t>& facts) {
+  if (found.empty()) {
+    facts.push_back(kNothing);
+    return;
+  }
+  facts.push_back(at::GradMode::is_enabled() ? 1 : 0);
+  for (const auto& [object, position] : found) {
+    const at::Tensor& tensor = THPVariable_Unpack(object);
+    facts.push_back(position);
+    facts.push_back(static_cast<int32_t>(tensor.scalar_type()) * 2 + (tensor.requires_grad() ? 1 : 0));
+  }
+}
+
+// Tensors have appeared, all of one call; `first`: the site at which what is happening began.  Where the way is known,
+// those at which a rule acts are handed over; so are leaf tensors, whose one hook is that of the latest call.
+void Follower::bind(const Tensors& found, int32_t first) {
+  for (const auto& [object, position] : found) {
+    const at::Tensor tensor = THPVariable_Unpack(object);
+    const bool requires_grad = tensor.requires_grad() && at::GradMode::is_enabled();
+    const int32_t site = differentiable(tensor) ? sites_++ : -1;
+    if (!session_ && site >= 0 && requires_grad) {
+      const bool hooked = ways_->at(mark_).hooked[static_cast<size_t>(site - first)] != 0;
+      if (hooked || leaf_tensor(tensor)) owner_.attr("put")(py::handle(object), site);
+    }
+    PyObject* const weak = PyWeakref_NewRef(object, nullptr);
+    if (weak == nullptr) throw py::error_already_set();
+    const Known made{weak, static_cast<int32_t>(bindings_.size()), requires_grad, version_of(tensor), site, tensor.is_view()};
+    const auto [place, fresh] = values_.emplace(object, made);
+    if (!fresh) {
+      Py_DECREF(place->second.weak);
+      place->second = made;
+    }
+    bindings_.emplace_back(calls_, position);
+  }
+}
+
+// ---- following and noting ----------------------------------------------------------------------------------------
+
+bool Follower::follows(const Happening& happening, bool fit) {
+  const int32_t next = fit ? ways_->find(mark_, happening) : -1;
+  if (next < 0) {
+    take_over();
+    return false;
+  }
+  mark_ = next;
+  return true;
+}
+
+py::object Follower::named(const std::vector<int32_t>& facts) const {
+  py::list found;
+  for (const int32_t fact : facts) {
+    if (fact == kNone) {
+      found.append(py::none());
+    } else {
+      const auto& [call, position] = bindings_[static_cast<size_t>(fact)];
+      found.append(py::make_tuple(call, ways_->text(position)));
+    }
+  }
+  return found;
+}
+
+// The Python recorder goes on from here.
+void Follower::take_over() {
+  py::list stack, values;
+  for (const auto& [place, mark] : stack_) {
+    stack.append(py::make_tuple(place, place < 0 ? py::list() : named(ways_->at(mark).happening.facts)));
+  }
+  for (const auto& [object, known] : values_) {
+    PyObject* const tensor = PyWeakref_GetObject(known.weak);
+    if (tensor != object) continue;
+    const auto& [call, position] = bindings_[static_cast<size_t>(known.binding)];
+    values.append(py::make_tuple(py::handle(tensor), call, ways_->text(position), known.requires_grad, known.version,
+                                 known.site, known.view));
+  }
+  const Mark& mark = ways_->at(mark_);
+  session_ = owner_.attr("hand_over")(mark.plan, mark.calls, mark.spans, stack, inside_, values);
+}
+
+// Something that the Python recorder sees; `fit`: whether a way may hold it.
+void Follower::note(Happening happening, bool fit) {
+  stopped_ |= !fit;
+  if (stopped_) return;
+  Mark mark;
+  mark.happening = std::move(happening);
+  mark.site = sites_;
+  noted_.push_back(std::move(mark));
+}
+
+// The latest thing that was noted has happened; the Python recorder has to have counted the same.
+void Follower::counted() {
+  if (stopped_ || noted_.empty()) return;
+  const bool alike = PyObject_Length(session_.attr("calls").ptr()) == calls_;
+  Mark& mark = noted_.back();
+  mark.calls = calls_;
+  mark.spans = spans_;
+  mark.hooked.assign(static_cast<size_t>(sites_ - mark.site), 0);
+  if (!alike) {
+    stopped_ = true;
+    noted_.pop_back();
+  }
+}
+
+bool Follower::learn(int32_t plan) {
+  const int32_t before = ways_->size();
+  int32_t parent = mark_;
+  for (Mark& mark : noted_) {
+    mark.plan = plan;
+    parent = ways_->add(parent, mark);
+  }
+  return ways_->size() != before;
+}
+
+py::object Follower::delegate(const char* method, PyObject* const* given, Py_ssize_t count) {
+  const py::object bound = session_.attr(method);
+  PyObject* const result = PyObject_Vectorcall(bound.ptr(), given, static_cast<size_t>(count), nullptr);
+  if (result == nullptr) throw py::error_already_set();
+  return py::reinterpret_steal<py::object>(result);
+}
+
+// ---- what happens ------------------------------------------------------------------------------------------------
+
+void Follower::begin(const std::vector<std::pair<std::string, py::object>>& inputs) {
+  Happening happening{What::inputs, {}, -1, {}};
+  Tensors found;
+  for (const auto& [word, tensor] : inputs) found.push_back({tensor.ptr(), ways_->word(word)});
+  describe(found, happening.facts);
+  if (!follows(happening, true)) {
+    session_.attr("begin")();
+    note(std::move(happening), true);
+  }
+  const int32_t first = sites_;
+  for (const auto& [tensor, word] : found) {  // each is a call of its own
+    bind({{tensor, ways_->word("")}}, first);
+    calls_++;
+  }
+  if (session_) counted();
+}
+
+void Follower::finish(py::handle result) {
+  Happening happening{What::outputs, {}, -1, {}};
+  const bool fit = refs(result.ptr(), happening.facts);
+  if (session_ || !follows(happening, fit)) {
+    session_.attr("finish")(result);
+    note(std::move(happening), fit);
+    calls_++;
+    spans_++;
+    counted();
+  }
+}
+
+// Lets go of Python, whose objects lead back here.
+void Follower::close() {
+  restore();
+  owner_ = session_ = mode = py::object();
+}
+
+void Follower::restore() {
+  if (!off_) return;
+  at::impl::PythonTorchFunctionTLS::push_onto_stack(off_);
+  off_.reset();
+}
+
+// Inside of a leaf module functions are no calls of the graph's, so torch need not ask our mode.
+void Follower::leaf_begins() {
+  inside_ = 1;
+  using Modes = at::impl::PythonTorchFunctionTLS;
+  const int64_t count = Modes::stack_len();
+  if (session_ || count == 0 || Modes::get_stack_at(count - 1)->ptr(getPyInterpreter()) != mode.ptr()) return;
+  off_ = Modes::pop_stack();
+}
+
+// Where only the Python recorder can go on: something that no way holds.
+void Follower::stop() {
+  if (!session_) take_over();
+  stopped_ = true;
+}
+
+void Follower::enter(PyObject* const* given, Py_ssize_t count) {
+  if (PyThread_get_thread_ident() != thread_) return;
+  if (running_ != 0 && !stopped_) stop();  // a module that a function calls
+  if (stopped_) {
+    delegate("_enter_module", given, count);
+    return;
+  }
+  if (inside_ != 0) {
+    inside_++;
+    if (session_) delegate("_enter_module", given, count);
+    return;
+  }
+  Happening happening{What::enters, {}, ways_->place_of(given[0]), {}};
+  const int32_t place = happening.place;
+  const bool fit = place < 0 || refs(given[1], happening.facts);
+  if (session_ || !follows(happening, fit)) {
+    delegate("_enter_module", given, count);
+    note(std::move(happening), fit);
+    counted();
+  }
+  stack_.push_back({place, mark_});
+  if (place >= 0 && ways_->leaf(place)) leaf_begins();
+}
+
+void Follower::leave(PyObject* const* given, Py_ssize_t count) {
+  if (PyThread_get_thread_ident() != thread_) return;
+  if (running_ != 0 && !stopped_) stop();
+  if (stopped_ || stack_.empty()) {
+    if (session_) delegate("_leave_module", given, count);
+    return;
+  }
+  if (inside_ > 1) {
+    inside_--;
+    if (session_) delegate("_leave_module", given, count);
+    return;
+  }
+  restore();
+  const bool leaf = inside_ == 1;
+  leaf ? left_leaf(given, count) : left(given, count);
+}
+
+// A module whose own calls are in the graph.
+void Follower::left(PyObject* const* given, Py_ssize_t count) {
+  const int32_t place = stack_.back().place;
+  Happening happening{place < 0 ? What::leaves : What::returned, {}, place, {}};
+  const bool fit = place < 0 || refs(given[count - 1], happening.facts);
+  const bool known = !session_ && follows(happening, fit);
+  if (!known) {
+    delegate("_leave_module", given, count);
+    note(std::move(happening), fit);
+  }
+  stack_.pop_back();
+  spans_ += place < 0 ? 0 : 1;
+  if (!known) counted();
+}
+
+void Follower::left_leaf(PyObject* const* given, Py_ssize_t count) {
+  const Open top = stack_.back();
+  PyObject* const result = given[count - 1];
+  Tensors found;
+  std::vector<py::object> held;
+  tensors(result, found, held);
+  Happening happening{What::leaves, {}, top.place, {}};
+  bool fit = !changed_view(given[1]);
+  if (!found.empty() && count > 3) fit &= refs_of_values(given[2], happening.facts);
+  happening.facts.push_back(kBehind);
+  describe(found, happening.facts);
+  if (!at::GradMode::is_enabled()) {  // such a view is none of a known call when it is looked up next
+    for (const auto& one : found) fit &= !THPVariable_Unpack(one.tensor).requires_grad();
+  }
+  const bool known = !session_ && follows(happening, fit);
+  if (!known) {
+    delegate("_leave_module", given, count);
+    note(std::move(happening), fit);
+  }
+  inside_ = 0;
+  stack_.pop_back();
+  bind(found, sites_);
+  calls_ += found.empty() ? 0 : 1;
+  if (!known) counted();
+  told(top, result);
+}
+
+// What a leaf module returned, by name.
+void Follower::told(Open top, PyObject* result) {
+  Happening happening{What::returned, {}, top.place, {}};
+  const bool fit = refs(result, happening.facts);
+  const bool noting = static_cast<bool>(session_);  // the Python recorder was told with the call
+  const bool known = !noting && follows(happening, fit);
+  if (!known && !noting) session_.attr("returned")(top.place, named(ways_->at(top.mark).happening.facts), py::handle(result));
+  if (!known) note(std::move(happening), fit);
+  spans_++;
+  if (!known) counted();
+}
+
+py::object Follower::function(PyObject* func, PyObject* types, PyObject* args, PyObject* kwargs) {
+  PyObject* const given[] = {func, types, args, kwargs == nullptr ? Py_None : kwargs};
+  if (stopped_) return delegate("__torch_function__", given, 4);
+  if (inside_ == 0 && !ways_->metadata(func)) {
+    if (transformed()) {
+      stop();
+      return delegate("__torch_function__", given, 4);
+    }
+    Happening happening{What::begins, py::reinterpret_borrow<py::object>(func), -1, {}};
+    bool fit = refs(args, happening.facts);
+    if (kwargs != nullptr) fit &= refs_of_values(kwargs, happening.facts);
+    if (!session_ && follows(happening, fit)) return followed(func, args, kwargs);
+    note(std::move(happening), fit);
+    counted();
+    return noted(given);
+  }
+  return session_ ? delegate("__torch_function__", given, 4) : called(func, args, kwargs);
+}
+
+py::object Follower::called(PyObject* func, PyObject* args, PyObject* kwargs) {
+  PyObject* const result = PyObject_Call(func, args, kwargs);
+  if (result == nullptr) throw py::error_already_set();
+  return py::reinterpret_steal<py::object>(result);
+}
+
+namespace {
+struct Counting {
+  explicit Counting(int& of) : count(of) { count++; }
+  ~Counting() { count--; }
+  int& count;
+};
+}  // namespace
+
+// A function that the way knows, with the values that it takes.
+py::object Follower::followed(PyObject* func, PyObject* args, PyObject* kwargs) {
+  py::object result;
+  {
+    Counting one(running_);
+    result = called(func, args, kwargs);
+  }
+  Tensors found;
+  std::vector<py::object> held;
+  Happening happening = ends(func, args, result.ptr(), found, held);
+  bool known = !session_;  // else a module was called meanwhile
+  if (known) {
+    known = follows(happening, !changed_view(args));
+  }
+  if (!known) {
+    const py::object names = named(ways_->at(mark_).happening.facts);
+    session_.attr("written")(py::handle(func), names, py::handle(args), kwargs == nullptr ? py::dict() : py::reinterpret_borrow<py::dict>(kwargs), result);
+    note(std::move(happening), !changed_view(args));
+  }
+  bind(found, sites_);
+  calls_ += found.empty() ? 0 : 1;
+  if (!known) counted();
+  return result;
+}
+
+// One that the Python recorder writes down.
+py::object Follower::noted(PyObject* const* given) {
+  py::object result;
+  try {
+    Counting one(running_);
+    result = delegate("__torch_function__", given, 4);
+  } catch (py::error_already_set&) {
+    stopped_ = true;
+    throw;
+  }
+  if (stopped_) return result;
+  Tensors found;
+  std::vector<py::object> held;
+  note(ends(given[0], given[2], result.ptr(), found, held), !changed_view(given[2]));
+  bind(found, sites_);
+  calls_ += found.empty() ? 0 : 1;
+  counted();
+  return result;
+}
+
+Happening Follower::ends(PyObject* func, PyObject* args, PyObject* result, Tensors& found, std::vector<py::object>& held) {
+  Happening happening{What::ends, {}, -1, {}};
+  if (is_tensor(result) || PyTuple_Check(result) || PyList_Check(result)) {
+    tensors(result, found, held);
+  } else if (ways_->writes_item(func)) {
+    found.push_back({PyTuple_GET_ITEM(args, 0), ways_->word("")});
+  }
+  describe(found, happening.facts);
+  return happening;
+}
+
+}  // namespace fxgrad
