@@ -154,10 +154,13 @@ class Engine:
         """Run a call under rewrite rules."""
         ways, reason = self._recorders.ways(recording, observe=recording.number >= 0)
         if ways is None:
-            return self._run_python(recording, args, kwargs, reason)
-        result, left = ways.run(recording, Given(self.forward, args, kwargs, self._names), self._previous)
-        self._previous = recording.plan
-        recording.report = self._report("eager", "python" if left else "native", left or reason)
+            result = self._run_python(recording, args, kwargs, reason)
+        else:
+            given = Given(self.forward, args, kwargs, self._names)
+            result, left = ways.run(recording, given, self._previous)
+            self._previous = recording.plan
+            recording.report = self._report("eager", "python" if left else "native", left or reason)
+        recording.rewriting.rules.capture = recording.report
         return result
 
     def _run_python(

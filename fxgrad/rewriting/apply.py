@@ -16,7 +16,7 @@ from fxgrad.rewriting.resolving import Resolution, nothing_found
 from fxgrad.rewriting.rule import Rule, apply_through
 from fxgrad.rewriting.state import Bound, State
 from fxgrad.rewriting.tally import Tally
-from fxgrad.schema import Edge, Rewritten, Site
+from fxgrad.schema import CaptureReport, Edge, Rewritten, Site
 from fxgrad.torch_support.leaf_hooks import LeafHooks
 from fxgrad.torch_support.private import base_of, current_backward
 
@@ -44,6 +44,7 @@ class NodeRules:
         self.backward: int | None = None
         self.done: list[str] = []  # sites rewritten in that backward pass, for error messages
         self.leaves = LeafHooks(LeafChain)
+        self.capture: CaptureReport | None = None  # of the latest call
 
     def add(self, state: State) -> None:
         """Take in the rules of a rewrite, behind those that are there."""

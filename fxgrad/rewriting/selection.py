@@ -232,8 +232,8 @@ def _is_end(end: End | None, node: Node, sites: Iterable[Site], around: Surround
 
 
 def asks_python(where: Any) -> bool:
-    """Whether a selection has a predicate, which may look at anything."""
-    if getattr(where, "predicate", None) is not None:
+    """Whether a selection has a predicate of the user's, which may look at anything."""
+    if getattr(where, "predicate", None) not in (None, is_relu):  # ours looks at the node and its module's class only
         return True
     return isinstance(where, Edges) and any(asks_python(end) for end in (where.producer, where.consumer))
 
