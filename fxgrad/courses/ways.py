@@ -26,11 +26,14 @@ from fxgrad.capture.eager import Session
 from fxgrad.capture.modules import ModuleMap, Place
 from fxgrad.capture.names import METADATA
 from fxgrad.capture.values import Known
+from fxgrad.courses.beside import Beside
 from fxgrad.courses.runs import input_tensors
 from fxgrad.probes.probe import put
 from fxgrad.probes.recording import Recording
+from fxgrad.record.native import LEVELS
 from fxgrad.rewriting.apply import NodeRules
 from fxgrad.rewriting.selection import Nodes, asks_python
+from fxgrad.schema import Level
 from fxgrad.torch_support.private import remove_global_hook, without_torch_function
 from fxgrad.torch_support.structure import tensors_in
 
@@ -136,12 +139,19 @@ class _Following:
     def __init__(self, ways: Ways, recording: Recording, given: Given, previous: Plan | None) -> None:
         self._ways = ways
         self._recording = recording
+        self._beside = ways.beside(recording)
         self._given = given
         self._previous = previous
         self._inputs = input_tensors(given.args, given.kwargs, given.names)
         self.session: Rest | None = None
         self.left = ""  # where, in words
-        self.native = ways.follower(self)
+        self.native = ways.follower(self, None if self._beside is None else self._beside.native)
+
+    def close(self) -> None:
+        """Whatever happened: C++ looks on no longer."""
+        self.native.close()
+        if self._beside is not None:
+            self._beside.native.leave()
 
     def run(self) -> Any:
         """Run the forward."""
@@ -149,6 +159,8 @@ class _Following:
         self._recording.partial = self._so_far
         enter, leave, function = native.hooks()
         with without_torch_function():
+            if self._beside is not None:
+                self._beside.begin(self._inputs)
             native.begin(self._inputs)
         handles = [
             register_module_forward_pre_hook(enter),
@@ -166,6 +178,9 @@ class _Following:
                 remove_global_hook(handle)
         with without_torch_function():
             native.finish(result)
+            if self._beside is not None:
+                self._beside.finish(result)
+                self._ways.failed = self._beside.failed
         self._recording.partial = None
         return result
 
@@ -179,7 +194,8 @@ class _Following:
     ) -> Rest:
         """The Python recorder of the rest."""
         known = self._ways.plans[plan] if plan >= 0 else None
-        self.session = session = Rest(self._ways.modules, self._recording, put, known or self._previous)
+        beside = None if self._beside is None else self._beside.native
+        self.session = session = Rest(self._ways.modules, self._recording, put, known or self._previous, beside)
         session.given, session.places = self._given, self._ways.places
         if known is not None:
             call = known.calls[calls - 1] if calls else None
@@ -204,18 +220,24 @@ class Ways:
     Args:
         extension: the compiled module.
         modules: the model's paths.
+        level: statistics level, where calls are observed as well.
 
     Attributes:
         extension, modules: as given.
         plans: the graphs of the known ways.
         places: the modules below the model, as C++ numbers them.
+        failed: what went wrong in the observer of a call; empty as long as nothing did.
     """
 
-    def __init__(self, extension: Any, modules: ModuleMap) -> None:
+    def __init__(self, extension: Any, modules: ModuleMap, level: Level) -> None:
         self.extension = extension
+        self._level = extension.Level(LEVELS[level])
+        self._model = extension.Model()
+        self._parameters: Any = None
         self.modules = modules
         self.plans: list[Plan] = []
         self.places: list[Place] = []
+        self.failed = ""
         self._without: list[frozenset[int]] = []
         self._native: Any = None
         self._built: Any = None
@@ -229,9 +251,30 @@ class Ways:
             return "compiled and scripted modules are seen by Python's recorder only"
         return None
 
-    def follower(self, owner: Any) -> Any:
-        """C++'s part of one call."""
-        return self.extension.Follower(self._native, owner)
+    def refuses_to_observe(self, recording: Recording) -> str | None:
+        """Why a call under rules that is observed as well has Python's hooks; None where it need not."""
+        if self.failed:
+            return f"the native observer failed: {self.failed}".splitlines()[0]
+        if recording.edges is not None or recording.values is not None:
+            return "edges and forward values are measured by Python's recorder where rewrite rules act"
+        if any(plan.escalated for plan in self.plans):
+            return "a norm outside of the range of float32 is measured again, by Python's recorder where rewrite rules act"
+        if any(plan.hidden for plan in self.plans):
+            return "code ran that no recorder can see; Python's recorder watches for it where rewrite rules act"
+        return None
+
+    def beside(self, recording: Recording) -> Beside | None:
+        """The observer of a call; None for one that is not observed."""
+        if recording.number < 0:
+            return None
+        if self.modules.parameters is not self._parameters:
+            self._parameters = self.modules.parameters
+            self._model.set_parameters([parameter for _, parameter in self._parameters])
+        return Beside(self.extension, self._model, self._level, recording)
+
+    def follower(self, owner: Any, forward: Any) -> Any:
+        """C++'s part of one call; ``forward`` observes it, if any."""
+        return self.extension.Follower(self._native, owner, forward)
 
     def run(self, recording: Recording, given: Given, previous: Plan | None) -> tuple[Any, str]:
         """Run a call; what it returned, and how it left the known ways (empty where it didn't)."""
@@ -247,7 +290,7 @@ class Ways:
             else:
                 self._learn(call, recording.plan, rules)
         finally:
-            call.native.close()
+            call.close()
         if call.session is None:
             return result, ""
         return result, call.left or "the first call of a kind; the native recorder learns its way"
@@ -289,8 +332,23 @@ class Ways:
         everywhere = rules.through or bool(rules.at_edges) or any(
             not isinstance(rule.where, Nodes) for _, _, rule in rules.bound
         )  # fmt: skip
-        sites = set() if everywhere else set(rules.resolve(self.plans[number]).table)
+        plan = self.plans[number]
+        sites = set() if everywhere else _with_their_tensors(plan, set(rules.resolve(plan).table))
         self._native.set_hooked(number, sites, everywhere)
+
+
+def _with_their_tensors(plan: Plan, sites: set[int]) -> set[int]:
+    """The sites, and those whose very tensor they are: there is one hook for all of these, put on at the first."""
+    found, queue = set(sites), list(sites)
+    while queue:
+        spec = plan.sites[queue.pop()]
+        call = plan.calls[spec.call]
+        same = call.same_object[[out.position for out in call.outputs].index(spec.output.position)]
+        number = None if same is None else plan.site_numbers.get(same)
+        if number is not None and number not in found:
+            found.add(number)
+            queue.append(number)
+    return found
 
 
 def _flat(value: Any) -> list[tuple[str, Tensor]]:

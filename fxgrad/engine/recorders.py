@@ -44,7 +44,7 @@ class Recorders:
         if found is not None:
             edges = options.sites == "edge"
             self._native = Observer(found, self._modules, options.level, edges=edges)
-            self._ways = Ways(found, self._modules)
+            self._ways = Ways(found, self._modules, options.level)
             self._parameters.use(found, options.level)
             self._modules.use(found)
 
@@ -65,16 +65,15 @@ class Recorders:
         return (self._native, "every operator was that of a known course") if why is None else (None, why)
 
     def ways(self, recording: Recording, *, observe: bool) -> tuple[Ways | None, str]:
-        """The known ways for a call under rewrite rules alone, or why the Python recorder does it."""
+        """The known ways for a call under rewrite rules, or why the Python recorder does it."""
         why = self._unwanted()
         if why is None and self._ways is None:
             why = self._why()
-        if why is None and observe:
-            why = "rewrite rules act where Python hooks are"
         if why is None and compiled_autograd_on():
             why = "compiled autograd knows Python hooks only"
         if why is None and self._ways is not None:
             why = self._ways.refuses(recording.rewriting.rules)
+            why = why or (self._ways.refuses_to_observe(recording) if observe else None)
         return (self._ways, FOLLOWED) if why is None else (None, why)
 
     def rename(self, recording: Recording) -> None:
@@ -93,8 +92,6 @@ class Recorders:
     def _unfit(self, recording: Recording) -> str | None:
         if self._native is None:
             return self._why()
-        if recording.rewriting is not None:
-            return "rewrite rules act where Python hooks are"
         if recording.values is not None and self._options.channels:
             return "channels are measured where Python hooks are"
         if compiled_autograd_on():

@@ -185,6 +185,8 @@ class Engine:
         """The forward has returned."""
         if recording.rewriting is not None:
             recording.rewriting.settle()
+            if recording.slots is not None and recording.sizes is None:  # C++ could not look on
+                recording.plan = None
         if recording.edges is not None and recording.slots is None:
             hook_edges(recording)
         if recording.values is not None:

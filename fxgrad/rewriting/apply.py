@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 import weakref
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 from torch import Tensor, nn
 
 from fxgrad.errors import RuleError
 from fxgrad.rewriting.edges import Attaching, Made, edge_words
+from fxgrad.rewriting.hooks import Chain, Entry, LeafChain, Through
 from fxgrad.rewriting.resolving import Resolution, nothing_found
 from fxgrad.rewriting.rule import Rule, apply_through
 from fxgrad.rewriting.state import Bound, State
@@ -97,68 +98,13 @@ class NodeRules:
         self.done.append(site)
 
 
-class Entry:
-    """A site in a chain; the number may be set later (reentrant checkpointing)."""
-
-    __slots__ = ("index",)
-
-    def __init__(self, index: int) -> None:
-        self.index = index
-
-
-class Chain:
-    """The tensor hook of one value: its sites, that of the latest call first, as the backward pass comes to them."""
-
-    __slots__ = ("entries", "leaf", "run")
-    __torch_unserializable__ = True
-
-    def __init__(self, run: Pass, entry: Entry) -> None:
-        self.run = run
-        self.entries = [entry]
-        self.leaf = False
-
-    def __call__(self, gradient: Tensor) -> Tensor | None:
-        """The gradient after observation and rules; None where no rule changed it."""
-        recording = self.run.recording
-        own = not self.leaf or recording.task == current_backward() or not recording.computed
-        return self.run.gradient(self.entries, gradient, observe=own)
-
-
-class LeafChain:
-    """The one hook of a leaf tensor: the rules act once, as in the latest forward call that took it."""
-
-    __slots__ = ("chain",)
-    __torch_unserializable__ = True
-
-    def __init__(self) -> None:
-        self.chain: Chain | None = None
-
-    def __call__(self, gradient: Tensor) -> Tensor | None:
-        """The gradient after the rules."""
-        return None if self.chain is None else self.chain(gradient)
-
-
-class Through:
-    """The hook on an autograd node, for rules that act on what a call passes back."""
-
-    __slots__ = ("entry", "run", "unfit")
-    __torch_unserializable__ = True
-
-    def __init__(self, run: Pass, entry: Entry, unfit: str) -> None:
-        self.run = run
-        self.entry = entry
-        self.unfit = unfit  # why this node does not stand for the call; empty where it does
-
-    def __call__(self, passed: tuple[Tensor | None, ...], received: tuple[Tensor | None, ...]) -> Any:
-        """What the call passes back instead; None where no rule acts."""
-        return self.run.passed_back(self, passed, received)
-
-
 class Pass:
     """The rules during one forward call and its backward passes.
 
     Attributes:
         fired: whether a gradient has come.
+        seen: whether a value has a hook of the native recorder, which observes it; None where hooks are Python's.
+        own: sites that Python observes.
     """
 
     def __init__(self, rules: NodeRules, recording: Any, *, observing: bool) -> None:
@@ -166,6 +112,8 @@ class Pass:
         self.recording = recording
         self.observing = observing
         self.fired = False
+        self.seen: Callable[[Tensor], bool] | None = None
+        self.own: set[int] = set()
         self._through = rules.through
         self._table: dict[int, tuple[Bound, ...]] | None = None
         self._after: dict[int, int] = {}
@@ -182,7 +130,9 @@ class Pass:
 
     def put(self, value: Tensor, index: int) -> Entry:
         """Put the hook of site ``index`` on ``value``.  A value that has one gets its further site in front of it."""
-        entry = Entry(index)
+        entry = Entry(index, own=self.seen is None or index < 0 or value.is_leaf or not self.seen(value))
+        if entry.own and not value.is_leaf:
+            self.own.add(index)
         if self._unneeded(index):
             return entry
         node = value.grad_fn
@@ -192,6 +142,9 @@ class Pass:
         known = self._chains.get(key)
         if known is not None and known[0]() is value and known[1] is node:
             known[2].entries.insert(0, entry)  # a call that returned the very tensor that it was given
+            for one in known[2].entries:  # what one passes on is what comes to the next
+                one.own = True
+                self.own.add(one.index)
             return entry
         chain = Chain(self, entry)
         if node is None and value.is_leaf:
@@ -323,7 +276,7 @@ class Pass:
             index = entry.index
             if index < 0:
                 continue
-            if observe:
+            if observe and entry.own:
                 self.recording.sink.observe(self.recording, index, result)
             bound = table.get(index)
             if bound is not None:

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import fxgrad
-from fxgrad.errors import FxgradError
-from fxgrad.schema import RewriteReport
+from fxgrad.errors import FxgradError, NoFlowError
+from fxgrad.schema import GradientFlow, RewriteReport
+from tests.native.parity import flow_differences, statistics_differences
 
 Act = Callable[[Any, int], Any]
 
@@ -26,6 +27,7 @@ class Trained:
     states: list[list[Tensor]] = dataclasses.field(default_factory=list)
     errors: list[str] = dataclasses.field(default_factory=list)
     reports: list[RewriteReport] = dataclasses.field(default_factory=list)
+    flows: list[GradientFlow | None] = dataclasses.field(default_factory=list)
 
     @property
     def recorders(self) -> list[str]:
@@ -33,12 +35,16 @@ class Trained:
         return [report.capture.recorder if report.capture is not None else "none" for report in self.reports]
 
 
-def trained(make: Callable[[], nn.Module], rules: Sequence[Any], act: Act, steps: int, capture: str) -> Trained:
-    """Train a new model under rules."""
+def trained(  # noqa: PLR0913  # the facts of a training
+    make: Callable[[], nn.Module], rules: Sequence[Any], act: Act, steps: int, capture: Any, *, watched: bool = False
+) -> Trained:
+    """Train a new model under rules, perhaps under a watch as well."""
     torch.manual_seed(0)
     model, found = make(), Trained()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    with fxgrad.rewrite(model, list(rules), capture=capture, audit="full") as rewrite:
+    with contextlib.ExitStack() as stack:
+        watch = stack.enter_context(fxgrad.watch(model, capture=capture)) if watched else None
+        rewrite = stack.enter_context(fxgrad.rewrite(model, list(rules), capture=capture, audit="full"))
         for step in range(steps):
             torch.manual_seed(step)
             optimizer.zero_grad()
@@ -53,13 +59,17 @@ def trained(make: Callable[[], nn.Module], rules: Sequence[Any], act: Act, steps
             grads = [p.grad for p in model.parameters() if p.grad is not None]
             found.states.append([tensor.detach().clone() for tensor in (*state, *grads)])
             found.reports.append(rewrite.report())
+            with contextlib.suppress(NoFlowError):
+                found.flows.append(None if watch is None or error else watch.flow())
     return found
 
 
-def differences(make: Callable[[], nn.Module], rules: Sequence[Any], act: Act, steps: int = 6) -> tuple[list[str], Trained]:
+def differences(
+    make: Callable[[], nn.Module], rules: Callable[[], Sequence[Any]], act: Act, steps: int = 6, *, watched: bool = False
+) -> tuple[list[str], Trained]:  # fmt: skip
     """In what a training under the native recorder differs from one under Python's, and the former."""
-    want = trained(make, rules, act, steps, "eager")
-    got = trained(make, rules, act, steps, "auto")
+    want = trained(make, rules(), act, steps, "eager", watched=watched)
+    got = trained(make, rules(), act, steps, "auto", watched=watched)
     wrong = []
     for step in range(steps):
         mine, theirs = got.states[step], want.states[step]
@@ -70,7 +80,29 @@ def differences(make: Callable[[], nn.Module], rules: Sequence[Any], act: Act, s
         one, other = (dataclasses.replace(t.reports[step], capture=None) for t in (got, want))
         if repr(one) != repr(other):
             wrong.append(f"step {step} ({got.recorders[step]}): {one} instead of {other}")
+    if len(got.flows) != len(want.flows):
+        return [*wrong, "a flow is missing"], got
+    for step, (seen, known) in enumerate(zip(got.flows, want.flows, strict=True)):
+        if seen is not None and known is not None:
+            told = [*flow_differences(seen, known), *_rewritten_differences(seen, known)]
+            wrong += [f"step {step} ({got.recorders[step]}): {words}" for words in told]
     return wrong, got
+
+
+def _rewritten_differences(got: GradientFlow, want: GradientFlow) -> list[str]:
+    """In what is told of the rules at each site."""
+    wrong = []
+    for one, other in zip(got.sites, want.sites, strict=True):
+        mine, theirs = one.rewritten, other.rewritten
+        if (mine is None) != (theirs is None):
+            wrong.append(f"{one.id}: rewritten {mine} instead of {theirs}")
+        elif mine is not None and theirs is not None:
+            bare = [dataclasses.replace(told, before=None, after=None) for told in (mine, theirs)]
+            if repr(bare[0]) != repr(bare[1]):
+                wrong.append(f"{one.id}: {bare[0]} instead of {bare[1]}")
+            for name in ("before", "after"):
+                wrong += statistics_differences(f"{one.id} {name}", getattr(mine, name), getattr(theirs, name))
+    return wrong
 
 
 def _equal(one: Tensor, other: Tensor) -> bool:

@@ -49,7 +49,17 @@ RULES: dict[str, Any] = {
 @pytest.mark.parametrize("chosen", RULES)
 @pytest.mark.parametrize("kind", EVERY)
 def test_training_is_the_same_bit_for_bit(kind: Any, chosen: str) -> None:
-    found, native = differences(kind, RULES[chosen](), once)
+    found, native = differences(kind, RULES[chosen], once)
     assert found == []
     if kind in (zoo.Blocks, zoo.Functions, zoo.Parts, zoo.Again) and chosen != "a predicate":
         assert native.recorders == ["python", *["native"] * 5]
+
+
+@pytest.mark.parametrize("chosen", RULES)
+@pytest.mark.parametrize("kind", EVERY)
+def test_a_watched_training_is_the_same_too_and_so_is_its_flow(kind: Any, chosen: str) -> None:
+    found, native = differences(kind, RULES[chosen], once, watched=True)
+    assert found == []
+    if kind in (zoo.Blocks, zoo.Parts, zoo.Again) and chosen != "a predicate":
+        assert native.recorders == ["python", *["native"] * 5]
+        assert [flow.capture.recorder for flow in native.flows if flow is not None] == native.recorders

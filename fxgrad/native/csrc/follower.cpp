@@ -1,5 +1,6 @@
 #include "follower.h"
 
+#include <ATen/SequenceNumber.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <pybind11/stl.h>
@@ -38,8 +39,8 @@ bool leaf_tensor(const at::Tensor& tensor) {
 
 }  // namespace
 
-Follower::Follower(std::shared_ptr<Ways> ways, py::object owner)
-    : ways_(std::move(ways)), owner_(std::move(owner)), thread_(PyThread_get_thread_ident()) {}
+Follower::Follower(std::shared_ptr<Ways> ways, py::object owner, std::shared_ptr<Forward> forward)
+    : ways_(std::move(ways)), forward_(std::move(forward)), owner_(std::move(owner)), thread_(PyThread_get_thread_ident()) {}
 
 Follower::~Follower() {
   for (const auto& [tensor, known] : values_) Py_XDECREF(known.weak);
@@ -143,6 +144,7 @@ void Follower::bind(const Tensors& found, int32_t first) {
     const at::Tensor tensor = THPVariable_Unpack(object);
     const bool requires_grad = tensor.requires_grad() && at::GradMode::is_enabled();
     const int32_t site = differentiable(tensor) ? sites_++ : -1;
+    if (!session_ && site >= 0 && forward_) forward_->note(tensor, site);
     if (!session_ && site >= 0 && requires_grad) {
       const bool hooked = ways_->at(mark_).hooked[static_cast<size_t>(site - first)] != 0;
       if (hooked || leaf_tensor(tensor)) owner_.attr("put")(py::handle(object), site);
@@ -160,6 +162,11 @@ void Follower::bind(const Tensors& found, int32_t first) {
 }
 
 // ---- following and noting ----------------------------------------------------------------------------------------
+
+// Whether autograd nodes were made that no call made: what cannot be seen may use any value.
+bool Follower::hidden() const { return forward_ && !session_ && sequence_ != at::sequence_number::peek(); }
+
+void Follower::called_now() { sequence_ = at::sequence_number::peek(); }
 
 bool Follower::follows(const Happening& happening, bool fit) {
   const int32_t next = fit ? ways_->find(mark_, happening) : -1;
@@ -199,6 +206,7 @@ void Follower::take_over() {
   }
   const Mark& mark = ways_->at(mark_);
   session_ = owner_.attr("hand_over")(mark.plan, mark.calls, mark.spans, stack, inside_, values);
+  session_.attr("_sequence") = sequence_;
 }
 
 // Something that the Python recorder sees; `fit`: whether a way may hold it.
@@ -259,11 +267,12 @@ void Follower::begin(const std::vector<std::pair<std::string, py::object>>& inpu
     calls_++;
   }
   if (session_) counted();
+  called_now();
 }
 
 void Follower::finish(py::handle result) {
   Happening happening{What::outputs, {}, -1, {}};
-  const bool fit = refs(result.ptr(), happening.facts);
+  const bool fit = refs(result.ptr(), happening.facts) && !hidden();
   if (session_ || !follows(happening, fit)) {
     session_.attr("finish")(result);
     note(std::move(happening), fit);
@@ -276,6 +285,7 @@ void Follower::finish(py::handle result) {
 // Lets go of Python, whose objects lead back here.
 void Follower::close() {
   restore();
+  forward_.reset();
   owner_ = session_ = mode = py::object();
 }
 
@@ -314,7 +324,8 @@ void Follower::enter(PyObject* const* given, Py_ssize_t count) {
   }
   Happening happening{What::enters, {}, ways_->place_of(given[0]), {}};
   const int32_t place = happening.place;
-  const bool fit = place < 0 || refs(given[1], happening.facts);
+  bool fit = place < 0 || refs(given[1], happening.facts);
+  if (place >= 0 && ways_->leaf(place)) fit &= !hidden();
   if (session_ || !follows(happening, fit)) {
     delegate("_enter_module", given, count);
     note(std::move(happening), fit);
@@ -378,6 +389,7 @@ void Follower::left_leaf(PyObject* const* given, Py_ssize_t count) {
   inside_ = 0;
   stack_.pop_back();
   bind(found, sites_);
+  called_now();
   calls_ += found.empty() ? 0 : 1;
   if (!known) counted();
   told(top, result);
@@ -404,7 +416,7 @@ py::object Follower::function(PyObject* func, PyObject* types, PyObject* args, P
       return delegate("__torch_function__", given, 4);
     }
     Happening happening{What::begins, py::reinterpret_borrow<py::object>(func), -1, {}};
-    bool fit = refs(args, happening.facts);
+    bool fit = refs(args, happening.facts) && !hidden();
     if (kwargs != nullptr) fit &= refs_of_values(kwargs, happening.facts);
     if (!session_ && follows(happening, fit)) return followed(func, args, kwargs);
     note(std::move(happening), fit);
@@ -448,6 +460,7 @@ py::object Follower::followed(PyObject* func, PyObject* args, PyObject* kwargs) 
     note(std::move(happening), !changed_view(args));
   }
   bind(found, sites_);
+  called_now();
   calls_ += found.empty() ? 0 : 1;
   if (!known) counted();
   return result;

@@ -5,6 +5,7 @@
 // it: it has missed nothing.  What it sees from there on is noted, to be known the next time.
 #pragma once
 
+#include "observer.h"
 #include "ways.h"
 
 #include <ATen/PythonTorchFunctionTLS.h>
@@ -20,7 +21,8 @@ class Follower {
  public:
   // `owner`: its `hand_over(mark, stack, inside, values)` makes the Python recorder of the rest; `put(tensor, site)` puts
   // a rule's hook.
-  Follower(std::shared_ptr<Ways> ways, pybind11::object owner);
+  // `forward`, where there is one, observes the call, and is told which site each value is.
+  Follower(std::shared_ptr<Ways> ways, pybind11::object owner, std::shared_ptr<Forward> forward);
   ~Follower();
   Follower(const Follower&) = delete;
   Follower& operator=(const Follower&) = delete;
@@ -72,6 +74,8 @@ class Follower {
   static void describe(const Tensors& found, std::vector<int32_t>& facts);
   void bind(const Tensors& found, int32_t first);
 
+  bool hidden() const;
+  void called_now();
   bool follows(const Happening& happening, bool fit);
   void take_over();
   void note(Happening happening, bool fit);
@@ -89,10 +93,12 @@ class Follower {
   void leaf_begins();
 
   std::shared_ptr<Ways> ways_;
+  std::shared_ptr<Forward> forward_;
   pybind11::object owner_, session_;
   unsigned long thread_;
   int32_t mark_ = 0, calls_ = 0, spans_ = 0, sites_ = 0;
   int inside_ = 0, running_ = 0;
+  uint64_t sequence_ = 0;  // of autograd, when the latest call had returned
   bool stopped_ = false;  // noting, since something happened that no way holds
   std::vector<Open> stack_;
   std::unordered_map<PyObject*, Known> values_;

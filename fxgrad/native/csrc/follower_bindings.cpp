@@ -62,7 +62,7 @@ void bind_follower(py::module_& module) {
       .def("set_hooked", &Ways::set_hooked)
       .def("__len__", &Ways::size);
   py::class_<Follower, std::shared_ptr<Follower>>(module, "Follower")
-      .def(py::init<std::shared_ptr<Ways>, py::object>())
+      .def(py::init<std::shared_ptr<Ways>, py::object, std::shared_ptr<Forward>>())
       .def("hooks", &hooks)
       .def("begin", &Follower::begin)
       .def("finish", &Follower::finish)
