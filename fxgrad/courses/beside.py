@@ -1,4 +1,4 @@
-"""The native observer beside rewrite rules: it hooks and measures every value; whoever follows the call says which is which."""
+"""The native observer beside rewrite rules: it measures every value; whoever follows the call says which is which."""
 
 from __future__ import annotations
 

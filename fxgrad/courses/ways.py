@@ -1,9 +1,9 @@
 """Rewrite rules under the native recorder: known ways of a forward, along which later calls are followed in C++.
 
 A *way* is what the Python recorder writes down of a call: which functions and modules ran, on which values, and what
-they returned.  A later call is compared with the known ways as it runs, and only tensors at which a rule acts get a hook.
-Where it does something else, the Python recorder takes over at that very place, from the state that it would have had:
-so all names and sites are those that it finds by itself, in every call.
+they returned.  A later call is compared with the known ways as it runs, and only tensors at which a rule acts get a
+hook.  Where it does something else, the Python recorder takes over at that very place, from the state that it would have
+had: so all names and sites are those that it finds by itself, in every call.
 """
 
 from __future__ import annotations
@@ -258,7 +258,9 @@ class Ways:
         if recording.edges is not None or recording.values is not None:
             return "edges and forward values are measured by Python's recorder where rewrite rules act"
         if any(plan.escalated for plan in self.plans):
-            return "a norm outside of the range of float32 is measured again, by Python's recorder where rewrite rules act"
+            return (
+                "a norm outside of the range of float32 is measured again, by Python's recorder where rewrite rules act"
+            )
         if any(plan.hidden for plan in self.plans):
             return "code ran that no recorder can see; Python's recorder watches for it where rewrite rules act"
         return None
@@ -301,7 +303,10 @@ class Ways:
             self.plans, self._without = [], []
             root = self.modules.root
             self.places = [place for place in self._built.values() if place.module is not root]
-            owned = [*(tensor for _, tensor in self.modules.parameters), *(tensor for _, tensor in self.modules.buffers)]
+            owned = [
+                *(tensor for _, tensor in self.modules.parameters),
+                *(tensor for _, tensor in self.modules.buffers),
+            ]
             self._native = self.extension.Ways(
                 [(place.module, place.leaf) for place in self.places], owned, _flat, _is_metadata,
                 Tensor.__setitem__, list(_PLAIN),
@@ -326,8 +331,8 @@ class Ways:
     def _hook(self, number: int, rules: NodeRules) -> None:
         """Tell C++ where rules act.
 
-        What a module returns is known when it has returned, and what a rule at edges or on what a call passes back looks
-        at is the graph around it: there all values get their hooks, as under Python's recorder.
+        What a module returns is known when it has returned, and a rule at edges or on what a call passes back looks at
+        the graph around it: there all values get their hooks, as under Python's recorder.
         """
         everywhere = rules.through or bool(rules.at_edges) or any(
             not isinstance(rule.where, Nodes) for _, _, rule in rules.bound

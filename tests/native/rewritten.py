@@ -35,7 +35,7 @@ class Trained:
         return [report.capture.recorder if report.capture is not None else "none" for report in self.reports]
 
 
-def trained(  # noqa: PLR0913  # the facts of a training
+def trained(  # the facts of a training
     make: Callable[[], nn.Module], rules: Sequence[Any], act: Act, steps: int, capture: Any, *, watched: bool = False
 ) -> Trained:
     """Train a new model under rules, perhaps under a watch as well."""
@@ -65,7 +65,8 @@ def trained(  # noqa: PLR0913  # the facts of a training
 
 
 def differences(
-    make: Callable[[], nn.Module], rules: Callable[[], Sequence[Any]], act: Act, steps: int = 6, *, watched: bool = False
+    make: Callable[[], nn.Module], rules: Callable[[], Sequence[Any]], act: Act, steps: int = 6, *,
+    watched: bool = False,
 ) -> tuple[list[str], Trained]:  # fmt: skip
     """In what a training under the native recorder differs from one under Python's, and the former."""
     want = trained(make, rules(), act, steps, "eager", watched=watched)
@@ -106,10 +107,12 @@ def _rewritten_differences(got: GradientFlow, want: GradientFlow) -> list[str]:
 
 
 def _equal(one: Tensor, other: Tensor) -> bool:
-    return torch.equal(one, other) or bool((one.isnan() == other.isnan()).all() and one.nan_to_num().equal(other.nan_to_num()))
+    return torch.equal(one, other) or bool(
+        (one.isnan() == other.isnan()).all() and one.nan_to_num().equal(other.nan_to_num())
+    )
 
 
-# ---- models: `step` is the number of the step, on which the way depends -----------------------------------------------
+# ---- models: `step` is the number of the step, on which the way depends ---------------------------------------------
 
 
 class Moving(nn.Module):
@@ -174,7 +177,7 @@ class Deep(Moving):
 
     def forward(self, x: Tensor) -> Tensor:
         for block in (self.a, self.b, self.c, self.norm):
-            if torch.rand(()).item() < 0.6:  # noqa: PLR2004
+            if torch.rand(()).item() < 0.6:
                 x = block(x).relu() + x
         return self.a(x)
 
@@ -197,7 +200,7 @@ class Late(Moving):
 
     def forward(self, x: Tensor) -> Tensor:
         self.part.late = self.step % 2 == 1
-        return self.b(self.part(x)) if self.step < 4 else self.b(self.part(x).sigmoid())  # noqa: PLR2004
+        return self.b(self.part(x)) if self.step < 4 else self.b(self.part(x).sigmoid())
 
 
 class Hidden(Moving):
@@ -245,7 +248,7 @@ class Views(Moving):
     def forward(self, x: Tensor) -> Tensor:
         h = self.a(x)
         v = h.view(-1)
-        if self.step >= 3:  # noqa: PLR2004
+        if self.step >= 3:
             v.mul_(2.0)
         return self.c(h.relu() + v.view_as(h))
 
@@ -271,7 +274,7 @@ class Raising(Moving):
                 self.b(h[:, :2])
             with contextlib.suppress(RuntimeError):
                 h = torch.cat([h, h[:, :2].T])
-        if self.step % 3 == 2:  # noqa: PLR2004
+        if self.step % 3 == 2:
             return self.c(h / (1 // (self.step // 5)))
         return self.c(h.relu())
 
@@ -289,6 +292,22 @@ class Parts(nn.Module):
         h, state = self.lstm(x.unsqueeze(1))
         h, _ = self.attention(query=h, key=h, value=h, need_weights=False)
         return F.relu(self.block(h), inplace=True).squeeze(1) * scale, state
+
+
+class Hooked(Moving):
+    """Hooks of the user's own, on values and on a module, before and behind those of rules."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x)
+        if h.requires_grad:
+            h.register_hook(lambda gradient: gradient * 1.5)
+        h = self.same(h)
+        if h.requires_grad:
+            h.register_hook(torch.sign)
+        h = self.other(self.b(h.relu()))
+        if h.requires_grad:
+            h.register_hook(lambda gradient: gradient.clamp(max=1e-2))
+        return self.c(h)
 
 
 def batch(step: int, size: int = 5) -> Tensor:
