@@ -2,8 +2,8 @@
 
 A *way* is what the Python recorder writes down of a call: which functions and modules ran, on which values, and what
 they returned.  A later call is compared with the known ways as it runs, and only tensors at which a rule acts get a
-hook.  Where it does something else, the Python recorder takes over at that very place, from the state that it would have
-had: so all names and sites are those that it finds by itself, in every call.
+hook.  Where it does something else, the Python recorder takes over at that very place, from the state that it would
+have had: so all names and sites are those that it finds by itself, in every call.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from fxgrad.record.native import LEVELS
 from fxgrad.rewriting.apply import NodeRules
 from fxgrad.rewriting.selection import Nodes, asks_python
 from fxgrad.schema import Level
-from fxgrad.torch_support.private import remove_global_hook, without_torch_function
+from fxgrad.torch_support.private import remove_global_hook, sequence_number, version_of, without_torch_function
 from fxgrad.torch_support.structure import tensors_in
 
 FOLLOWED = "every call was that of a known way"
@@ -66,6 +66,7 @@ class Rest(Session):
 
     given: Given
     places: Sequence[Place]
+    _kept = 0  # sites from before
 
     def resume(self, calls: int, spans: int, inside: int) -> None:
         """Take over behind so many calls and module calls of the previous plan."""
@@ -83,6 +84,21 @@ class Rest(Session):
                         recording.not_required.add(self._sites)
                     recording.shapes.append(output.shape)
                     self._sites += 1
+        self._kept = self._sites
+
+    def _has_hook(self, tensor: Tensor, site: int) -> bool:
+        """A tensor from before that is returned again: one hook serves all its sites, whoever comes to need one."""
+        known = self._values.find(tensor)
+        if (
+            self.previous is not None
+            and known is not None
+            and 0 <= known.site < self._kept
+            and known.version == version_of(tensor)
+        ):
+            there = self.recording.rewriting.sites_at(tensor)
+            for earlier in sorted(_with_their_tensors(self.previous, {known.site}).difference(there)):
+                self.put(self.recording, tensor, earlier)
+        return super()._has_hook(tensor, site)
 
     def open(self, stack: Sequence[tuple[Place | None, _Named]]) -> None:
         """The modules that are running, the outermost first, with the values that they were given."""
@@ -111,6 +127,7 @@ class Rest(Session):
     def begin(self) -> None:
         """The arguments."""
         self._placeholders(self.given.args, self.given.kwargs, self.given.names)
+        self._sequence = sequence_number()
 
     def finish(self, result: Any) -> None:
         """The forward has returned."""
@@ -150,6 +167,8 @@ class _Following:
     def close(self) -> None:
         """Whatever happened: C++ looks on no longer."""
         self.native.close()
+        if self.session is not None:
+            del self.session.given  # what runs again in the backward pass keeps the session
         if self._beside is not None:
             self._beside.native.leave()
 

@@ -159,6 +159,13 @@ class Pass:
         self._chains[key] = (weakref.ref(value, lambda _: chains.pop(key, None)), node, chain)
         return entry
 
+    def sites_at(self, value: Tensor) -> list[int]:
+        """The sites whose hook a value has, as it is now."""
+        known = self._chains.get(id(value))
+        if known is None or known[0]() is not value or known[1] is not value.grad_fn:
+            return []
+        return [entry.index for entry in known[2].entries]
+
     def _unfit(self, value: Tensor, node: Any) -> str:
         """Why the autograd node of a value does not stand for the call that returned it; empty where it does."""
         self._nodes.add(node)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import fxgrad
 from fxgrad import rules
+from fxgrad.courses.beside import Beside
 from fxgrad.rewriting.apply import Pass
 from tests.native import rewritten as zoo
 from tests.native.rewritten import batch, differences, once, total, trained
@@ -118,7 +119,7 @@ def test_rules_that_come_and_go() -> None:
     calls = itertools.count()
 
     def act(model: Any, step: int) -> None:
-        capture: Any = "eager" if next(calls) < 6 else "auto"  # noqa: PLR2004  # the reference comes first
+        capture: Any = "eager" if next(calls) < 6 else "auto"  # the reference comes first
         if step == 2:
             model.__dict__["more"] = fxgrad.rewrite(model, rules.sign(rules.nodes(op="relu")), capture=capture)
         if step == 4:
@@ -239,3 +240,16 @@ def test_another_thread_runs_other_modules_meanwhile() -> None:
     found, native = differences(Threaded, RULES["by op"], once)
     assert found == []
     assert native.recorders[1:] == ["native"] * 5
+
+
+def test_an_observer_that_fails_costs_the_flow_and_no_rule(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = rules.scale(0.1, rules.nodes("layers.1.1"))
+    want = trained(zoo.Blocks, [chosen], once, 4, "eager")
+    monkeypatch.setattr(Beside, "finish", lambda *_: None)
+    monkeypatch.setattr(Beside, "failed", "forced")
+    got = trained(zoo.Blocks, [chosen], once, 4, "auto", watched=True)
+    for mine, theirs in zip(got.states, want.states, strict=True):
+        assert all(map(torch.equal, mine, theirs))
+    assert len(got.flows) == 3  # none of the first call
+    assert got.reports[-1].capture is not None
+    assert got.reports[-1].capture.reason == "the native observer failed: forced"
