@@ -88,16 +88,13 @@ class Rest(Session):
 
     def _has_hook(self, tensor: Tensor, site: int) -> bool:
         """A tensor from before that is returned again: one hook serves all its sites, whoever comes to need one."""
-        known = self._values.find(tensor)
-        if (
-            self.previous is not None
-            and known is not None
-            and 0 <= known.site < self._kept
-            and known.version == version_of(tensor)
-        ):
-            there = self.recording.rewriting.sites_at(tensor)
-            for earlier in sorted(_with_their_tensors(self.previous, {known.site}).difference(there)):
-                self.put(self.recording, tensor, earlier)
+        known, recording = self._values.find(tensor), self.recording
+        if known is not None and known.requires_grad and 0 <= known.site < self._kept:
+            assert self.previous is not None  # noqa: S101  # for mypy: it has these sites
+            if known.version == version_of(tensor):
+                sites = _with_their_tensors(self.previous, {known.site}) - recording.not_required
+                for earlier in sorted(sites.difference(recording.rewriting.sites_at(tensor))):
+                    self.put(recording, tensor, earlier)
         return super()._has_hook(tensor, site)
 
     def open(self, stack: Sequence[tuple[Place | None, _Named]]) -> None:
@@ -261,6 +258,8 @@ class Ways:
         self._native: Any = None
         self._built: Any = None
         self._bound: Any = None
+        self._acting: list[set[int]] = []  # by plan, the sites at which rules act
+        self._again: set[int] = set()  # of all plans, those whose very tensor such a site is; a beginning may be shared
 
     def refuses(self, rules: NodeRules) -> str | None:
         """Why the Python recorder has to do all of a call; None where it need not."""
@@ -319,7 +318,7 @@ class Ways:
     def _refresh(self, rules: NodeRules) -> None:
         if self.modules.places is not self._built:
             self._built = self.modules.places
-            self.plans, self._without = [], []
+            self.plans, self._without, self._acting, self._again = [], [], [], set()
             root = self.modules.root
             self.places = [place for place in self._built.values() if place.module is not root]
             owned = [
@@ -332,6 +331,7 @@ class Ways:
             )  # fmt: skip
         if rules.bound is not self._bound:
             self._bound = rules.bound
+            self._acting, self._again = [], set()
             for number in range(len(self.plans)):
                 self._hook(number, rules)
 
@@ -356,9 +356,13 @@ class Ways:
         everywhere = rules.through or bool(rules.at_edges) or any(
             not isinstance(rule.where, Nodes) for _, _, rule in rules.bound
         )  # fmt: skip
-        plan = self.plans[number]
-        sites = set() if everywhere else _with_their_tensors(plan, set(rules.resolve(plan).table))
-        self._native.set_hooked(number, sites, everywhere)
+        if not everywhere:
+            plan = self.plans[number]
+            acting = set(rules.resolve(plan).table)
+            self._acting.append(acting)
+            self._again |= _with_their_tensors(plan, acting) - acting
+        for n in range(number + 1):
+            self._native.set_hooked(n, set() if everywhere else self._acting[n] | self._again, everywhere)
 
 
 def _with_their_tensors(plan: Plan, sites: set[int]) -> set[int]:
