@@ -34,7 +34,13 @@ from fxgrad.record.native import LEVELS
 from fxgrad.rewriting.apply import NodeRules
 from fxgrad.rewriting.selection import Nodes, asks_python
 from fxgrad.schema import Level
-from fxgrad.torch_support.private import remove_global_hook, sequence_number, version_of, without_torch_function
+from fxgrad.torch_support.private import (
+    compiled_code,
+    remove_global_hook,
+    sequence_number,
+    version_of,
+    without_torch_function,
+)
 from fxgrad.torch_support.structure import tensors_in
 
 FOLLOWED = "every call was that of a known way"
@@ -137,13 +143,18 @@ def _refs(given: _Named) -> tuple[Ref | None, ...]:
 
 
 class _Mode(TorchFunctionMode):
-    """Leads torch's functions to C++."""
+    """Leads torch's functions to C++.  While dynamo compiles, which cannot look into it, to the Python recorder."""
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(self, function: Callable[..., Any], rest: Rest | None) -> None:
         super().__init__()
         self._function = function
+        self.rest = rest
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if torch.compiler.is_compiling():
+            if self.rest is not None:
+                return self.rest.__torch_function__(func, types, args, kwargs)
+            return func(*args, **(kwargs or {}))
         return self._function(func, types, args, kwargs)
 
 
@@ -158,6 +169,7 @@ class _Following:
         self._previous = previous
         self._inputs = input_tensors(given.args, given.kwargs, given.names)
         self.session: Rest | None = None
+        self._mode: _Mode | None = None
         self.left = ""  # where, in words
         self.native = ways.follower(self, None if self._beside is None else self._beside.native)
 
@@ -182,7 +194,7 @@ class _Following:
             register_module_forward_pre_hook(enter),
             register_module_forward_hook(leave, with_kwargs=True, always_call=True),
         ]
-        native.mode = mode = _Mode(function)
+        native.mode = self._mode = mode = _Mode(function, self.session)
         try:
             with mode:
                 try:
@@ -213,6 +225,8 @@ class _Following:
         beside = None if self._beside is None else self._beside.native
         self.session = session = Rest(self._ways.modules, self._recording, put, known or self._previous, beside)
         session.given, session.places = self._given, self._ways.places
+        if self._mode is not None:
+            self._mode.rest = session
         if known is not None:
             call = known.calls[calls - 1] if calls else None
             behind = "" if call is None else f" behind {call.key_stem}" + (f" ({call.source})" if call.source else "")
@@ -265,6 +279,8 @@ class Ways:
         """Why the Python recorder has to do all of a call; None where it need not."""
         if any(asks_python(rule.where) for _, _, rule in (*rules.bound, *rules.at_edges)):
             return "a predicate of a rule may ask for what only Python's recorder looks at"
+        if compiled_code():
+            return "something in this process was compiled by dynamo; Python's recorder sees what runs compiled"
         if any(place.opaque for place in self.modules.places.values()):
             return "compiled and scripted modules are seen by Python's recorder only"
         return None

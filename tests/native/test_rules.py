@@ -19,6 +19,13 @@ from tests.native.rewritten import batch, differences, once, total, trained
 
 pytestmark = [pytest.mark.usefixtures("recorder"), pytest.mark.filterwarnings("ignore")]
 
+
+@pytest.fixture(autouse=True)
+def _nothing_compiled() -> None:
+    """What other tests compiled is forgotten: where dynamo compiled something, Python's recorder is taken."""
+    torch._dynamo.reset()  # noqa: SLF001
+
+
 EVERY = [
     zoo.Blocks, zoo.Functions, zoo.Swapped, zoo.Quiet, zoo.Deep, zoo.Late, zoo.Hidden, zoo.Again, zoo.Reentrant,
     zoo.Views, zoo.Inner, zoo.Raising, zoo.Parts, zoo.Hooked,
@@ -198,6 +205,24 @@ def test_the_report_says_which_recorder_ran_and_why() -> None:
 
 
 # ---- what torch keeps for all models ---------------------------------------------------------------------------------
+
+
+def test_compiled_functions_have_pythons_recorder() -> None:
+    class Compiled(zoo.Moving):
+        def __init__(self) -> None:
+            super().__init__()
+            torch._dynamo.reset()  # noqa: SLF001
+            self.compiled = torch.compile(lambda h: h.relu() * 2, backend="aot_eager")
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.c(self.compiled(self.a(x)).tanh())
+
+    def act(model: Any, step: int) -> None:
+        total(model(batch(2 * step))).backward()
+
+    found, native = differences(Compiled, lambda: [rules.scale(0.5, rules.nodes())], act)
+    assert found == []
+    assert native.recorders == ["python"] * 6
 
 
 def test_nothing_is_left_behind_where_a_leaf_module_is_interrupted() -> None:
