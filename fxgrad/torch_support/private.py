@@ -358,8 +358,8 @@ def compiled_autograd_on() -> bool:
 def compiled_code() -> bool:
     """Whether dynamo has compiled anything in this process since it was last reset.
 
-    ``torch._dynamo.convert_frame.FRAME_COUNTER``: there is no public question.  Where the name is missing, the answer is
-    yes, once dynamo is loaded.
+    ``torch._dynamo.convert_frame.FRAME_COUNTER``: there is no public question.  Where the name is missing, the answer
+    is yes, once dynamo is loaded.
     """
     loaded = sys.modules.get("torch._dynamo.convert_frame")
     return loaded is not None and getattr(loaded, "FRAME_COUNTER", 1) > 0
