@@ -94,11 +94,13 @@ def flow_differences(got: GradientFlow, want: GradientFlow, *, levels: bool = Tr
                 continue  # what nothing uses keeps the shape of the call that was learnt
             if getattr(one, name) != getattr(other, name):
                 yield f"{one.id}: {name} {getattr(one, name)} instead of {getattr(other, name)}"
-        yield from _statistics(one.id, one.statistics, other.statistics, levels=levels)
+        yield from statistics_differences(one.id, one.statistics, other.statistics, levels=levels)
     for record, known in zip(got.parameters, want.parameters, strict=True):
         if dataclasses.replace(record, statistics=None) != dataclasses.replace(known, statistics=None):
             yield f"parameter {record.name}: {record.reason} instead of {known.reason}"
-        yield from _statistics(f"parameter {record.name}", record.statistics, known.statistics, levels=levels)
+        yield from statistics_differences(
+            f"parameter {record.name}", record.statistics, known.statistics, levels=levels
+        )
     spots, others = set(map(_spot, got.blind_spots)), set(map(_spot, want.blind_spots))
     if spots != others:
         yield f"blind spots: {sorted(spots - others, key=str)} instead of {sorted(others - spots, key=str)}"
@@ -118,10 +120,13 @@ def _edges(got: GradientFlow, want: GradientFlow, *, levels: bool) -> Iterator[s
         yield f"edges: {len(got.edges)} and {len(want.edges)}"
         return
     for name, one, other in zip(mine, got.edges, want.edges, strict=True):
-        yield from _statistics(f"edge {name}", one.statistics, other.statistics, levels=levels)
+        yield from statistics_differences(f"edge {name}", one.statistics, other.statistics, levels=levels)
 
 
-def _statistics(name: str, got: Statistics | None, want: Statistics | None, *, levels: bool = True) -> Iterator[str]:
+def statistics_differences(
+    name: str, got: Statistics | None, want: Statistics | None, *, levels: bool = True
+) -> Iterator[str]:
+    """In which numbers the statistics of one thing differ."""
     if got is None or want is None:
         if got is not want:
             yield f"{name}: {'not ' if got is None else ''}measured"
@@ -193,10 +198,10 @@ def new_course(got: GradientFlow, want: GradientFlow) -> Iterator[str]:
     known = {site.id: site for site in want.sites if site.node.op == "call_module" and site.measured}
     for site in got.sites:
         if site.id in known:
-            yield from _statistics(site.id, site.statistics, known[site.id].statistics)
+            yield from statistics_differences(site.id, site.statistics, known[site.id].statistics)
     seen = {site.id for site in got.sites}
     quiet = {site.id for site in known.values() if site.derived_from is not None}  # they ran no operator
     for name in sorted(known.keys() - seen - quiet):
         yield f"no site {name}"
     for record, other in zip(got.parameters, want.parameters, strict=True):
-        yield from _statistics(f"parameter {record.name}", record.statistics, other.statistics)
+        yield from statistics_differences(f"parameter {record.name}", record.statistics, other.statistics)
