@@ -73,7 +73,9 @@ class Training:
         self._recorder = recorder
         self.paused = False
         self._scales = None if scaler is None else Scales(scaler)
-        self._optimizers = [Updates(one, lambda: recorder.begun, self._wanted) for one in optimizers]
+        self._optimizers = [
+            Updates(one, lambda: recorder.begun, self._wanted, place) for place, one in enumerate(optimizers)
+        ]
         self._others = _Others()
         self._completed: dict[int, tuple[Kept, _Token, GradientFlow]] = {}
         recorder.began = self._began

@@ -206,7 +206,7 @@ def test_the_copies_are_gone_after_the_step() -> None:
         train(model, optimizer, steps=2)
         (updates,) = watch.engine.training._optimizers
         assert updates._copies == []
-        assert all(buffer.numel() == 8 for step in updates.steps for _, buffer in step.norms)
+        assert all(buffer.numel() == 20 for step in updates.steps for _, buffer in step.measured)
 
 
 class Seen(TorchDispatchMode):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from fxgrad.diagnosis import dead, local, missing, origin, paths, precision, steps, zeros
+from fxgrad.diagnosis import dead, local, missing, optimizers, origin, paths, precision, steps, updates, zeros
 from fxgrad.diagnosis.causality import joined
 from fxgrad.diagnosis.check import Check, Evidence, LackingError
 from fxgrad.diagnosis.thresholds import Thresholds
@@ -16,7 +16,11 @@ from fxgrad.schema import Diagnosis, Finding, GradientFlow, NotChecked
 #: The checks that ``diagnose`` runs, in the order in which they are asked.
 DEFAULT_CHECKS = (
     Check("nonfinite", origin.nonfinite),
-    Check("update_size", steps.update_size),
+    Check("optimizer_misses", optimizers.optimizer_misses),
+    Check("optimizer_idle", optimizers.optimizer_idle),
+    Check("zero_grad_missing", optimizers.zero_grad_missing),
+    Check("weight_decay", updates.weight_decay),
+    Check("update_size", updates.update_size),
     Check("detached", missing.detached),
     Check("underflow", precision.underflow),
     Check("scale_break", local.scale_break),
@@ -26,7 +30,8 @@ DEFAULT_CHECKS = (
     Check("vanishing", paths.vanishing),
     Check("exploding", paths.exploding),
     Check("spike", steps.spike),
-    Check("optimizer_epsilon", steps.optimizer_epsilon),
+    Check("update_lost", updates.update_lost),
+    Check("optimizer_epsilon", updates.optimizer_epsilon),
     Check("unused", missing.unused),
     Check("starved", local.starved),
     Check("symmetry", steps.symmetry),

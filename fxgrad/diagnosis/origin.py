@@ -10,6 +10,7 @@ from typing import Literal
 
 from fxgrad.diagnosis.causes import Cause, cause_of
 from fxgrad.diagnosis.check import Draft, Evidence, LackingError, listed, number
+from fxgrad.diagnosis.spoilt import spoilt_by_step
 from fxgrad.diagnosis.view import FlowView
 from fxgrad.schema import Edge, Finding, Severity, Site, Statistics
 
@@ -39,14 +40,16 @@ def may_be_bad(statistics: Statistics | None) -> bool:
 
 
 def nonfinite(evidence: Evidence) -> Iterable[Finding]:
-    """Findings of the first flow that has a non-finite gradient, parameter or harmful value.
+    """Findings of the first flow that has a non-finite gradient, parameter or harmful value, or a step that made one.
 
-    Formula (per node): blamed in the forward pass is a node with finite inputs and a non-finite output; in the backward
-    pass one whose outputs got a finite gradient and that sends back a non-finite part.  Infinite values that were
-    written on purpose (masks, buffers with -inf) count as finite.
+    Blamed in the forward pass is a node with finite inputs and a non-finite output; in the backward pass one whose
+    outputs got a finite gradient and that sends back a non-finite part.  Infinite values that were written on purpose
+    (masks, buffers with -inf) count as finite.
     """
     for view in evidence.views:
         found = list(_Origin(evidence, view).findings())
+        if all(finding.severity == "info" for finding in found):
+            found += spoilt_by_step(evidence, view)
         if any(finding.severity != "info" for finding in found) or (found and view is evidence.view):
             return found
     if all(view.flow.event.level == "norm" for view in evidence.views) and any(

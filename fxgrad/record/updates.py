@@ -23,7 +23,7 @@ class Step:
     """One step of one optimizer behind observed backward passes; numbers stay on the device until they are read.
 
     Attributes:
-        optimizer: class name.
+        optimizer, place: class name, and number among the optimizers of the watch.
         number: of the step, as the host counts them from 0; without those that a fused kernel skipped, see ``skips``.
         first, end: it used the backward events from ``first`` on and before ``end``.
         layout: which parameters it moved.
@@ -36,6 +36,7 @@ class Step:
     """
 
     optimizer: str
+    place: int
     number: int
     first: int
     end: int
@@ -61,8 +62,8 @@ class Step:
         moved = len(self.layout.parameters)
         gradient = 0.0 if not moved else _number(self.gradient)
         facts = StepFacts(
-            self.optimizer, number if kept else None, moved, gradient, _number(self.carried), rates
-        )  # fmt: skip
+            self.optimizer, self.place, number if kept else None, moved, gradient, _number(self.carried), rates
+        )
         return facts, self._updates() if kept else {}
 
     def _updates(self) -> dict[int, Update]:
@@ -99,10 +100,14 @@ class Updates:
         optimizer: whose hooks are used.
         events: how many backward events have begun.
         wanted: whether anything is observed now.
+        place: its number among the optimizers of the watch.
     """
 
-    def __init__(self, optimizer: Optimizer, events: Callable[[], int], wanted: Callable[[], bool]) -> None:
+    def __init__(
+        self, optimizer: Optimizer, events: Callable[[], int], wanted: Callable[[], bool], place: int = 0
+    ) -> None:
         self.type = type(optimizer).__name__
+        self.place = place
         self.calls = 0
         self.in_kernel = False  # whether a fused kernel decides which steps are skipped
         self._running = False  # whether a step runs that may call the model
@@ -208,7 +213,7 @@ class Updates:
             self._give_up(error)
             return
         carried = next((norm for event, norm in self._carried if event == first), None)
-        step = Step(self.type, number, first, self._first, layout, measured, self._settings)
+        step = Step(self.type, self.place, number, first, self._first, layout, measured, self._settings)
         step.gradient, step.carried, step.found, step.skips = self._gradient, carried, self._found, self._skips
         self.steps.append(step)
 

@@ -106,6 +106,7 @@ class StepFacts:
 
     Attributes:
         optimizer: its class name.
+        place: its number among the optimizers of the watch, from 0.
         number: of the step, from 0 since watching began; None where its kernel skipped it.
         parameters: how many parameters it had a gradient for.
         gradient_norm: l2 norm over all of them of what ``.grad`` held when the step began, so behind clipping and
@@ -116,6 +117,7 @@ class StepFacts:
     """
 
     optimizer: str
+    place: int
     number: int | None
     parameters: int
     gradient_norm: float | None
