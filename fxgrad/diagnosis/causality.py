@@ -74,6 +74,8 @@ def explains(evidence: Evidence, cause: Finding, finding: Finding) -> bool:  # n
         return cause.rule == finding.rule and finding.rule in _GROUPED and _earlier(evidence, cause, finding)
     if cause.severity == "info":
         return False
+    if finding.rule == "optimizer_idle" and "left" in finding.evidence:  # what exploded had to be clipped
+        return cause.rule in {"exploding", "scale_break"}
     if cause.rule in _TRAINING:
         return finding.rule in _TRAINING[cause.rule]
     if cause.rule == "nonfinite":

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from fxgrad.diagnosis import dead, local, missing, optimizers, origin, paths, precision, steps, updates, zeros
+from fxgrad.diagnosis import always_zero, dead, local, missing, optimizers, origin, paths, precision, steps, updates, zeros
 from fxgrad.diagnosis.causality import joined
 from fxgrad.diagnosis.check import Check, Evidence, LackingError
 from fxgrad.diagnosis.thresholds import Thresholds
@@ -76,8 +76,10 @@ def diagnose(
             lacking.append(NotChecked(check.name, str(error)))
         except Exception as error:  # noqa: BLE001  # a fault in a check must not take the picture with it
             lacking.append(NotChecked(check.name, f"the check raised {type(error).__name__}: {error}"))
-    if any(check.name == "zero" for check in given) and all(finding.severity == "info" for finding in found):
-        found += zeros.nothing_learnt(evidence)
+    if any(check.name == "zero" for check in given):
+        if all(finding.severity == "info" for finding in found):
+            found += zeros.nothing_learnt(evidence)
+        found = always_zero.completed(evidence, found)
     order = {check.name: number for number, check in enumerate(given)}
     ranked = sorted(joined(evidence, found), key=lambda f: (_SEVERITIES[f.severity], order.get(f.rule, len(order))))
     return Diagnosis(tuple(ranked), tuple(lacking), tuple(check.name for check in given))

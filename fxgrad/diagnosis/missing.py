@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 
 from fxgrad.diagnosis.check import Draft, Evidence, listed
+from fxgrad.diagnosis.kinds import WEIGHTED
 from fxgrad.diagnosis.view import FlowView
 from fxgrad.schema import BlindSpot, Finding, Node, ParameterRecord
 
@@ -47,6 +48,37 @@ def _cut(view: FlowView, record: ParameterRecord) -> tuple[str, str] | None:
     if dropped is None:
         return None
     return ("detached" if view.flow.capture.asked and _scalar_at_the_end(view, dropped) else "unused"), dropped
+
+
+def cuts(view: FlowView, key: str) -> str | None:
+    """The node that takes what comes of ``key`` out of the graph, on a way that ends in what got a gradient.
+
+    What is read as a Python number or an array and put back leaves no way: then it is the node where it was read, or
+    where it came back as a tensor.
+    """
+    read = None
+    for other in view.behind(key):
+        reasons = {spot.reason for spot in _spots(view).get(other, ())}
+        apart = reasons & {"detached", "no_grad_region", "integer"} or (
+            view.kinds[other] == "tensor" and "no_grad_required" in reasons
+        )
+        if apart and any(view.received(one) for one in view.behind(other)):
+            return other
+        if not view.users[other] and (apart or ("output_unused" in reasons and _scalar_at_the_end(view, other))):
+            read = read or other
+    if not view.flow.capture.asked:
+        return None
+    back = [n.key for n in view.flow.nodes if view.order[n.key] > view.order[key] and _from_nowhere(view, n)]
+    arrives = next((k for k in back if any(map(view.received, (k, *view.behind(k))))), None)
+    numbers = read is not None and "output_unused" in {spot.reason for spot in _spots(view).get(read, ())}
+    return read if read is not None and (arrives or numbers) else arrives
+
+
+def _from_nowhere(view: FlowView, node: Node) -> bool:
+    """Whether a node works on what no other node made: a tensor built from Python numbers, or from an array."""
+    if view.takes[node.key] or node.op in ("placeholder", "output"):
+        return False
+    return view.kinds[node.key] == "tensor" or (view.kinds[node.key] in WEIGHTED and bool(view.received(node.key)))
 
 
 def _scalar_at_the_end(view: FlowView, key: str) -> bool:

@@ -13,8 +13,9 @@ from fxgrad.schema import Finding, OptimizerFacts, StepFacts
 
 _LONG = 20  # backward passes without a step that may still be one accumulation
 _LEFT = 1e-3  # share of the gradient below which clipping has left next to nothing
+_CLIPPED = 1e-2  # norm that no clipping is set to on purpose: what is usual lies between 0.1 and 10
 _SAME = 1e-3  # relative difference of two norms of the same gradients
-_MOVES = 10.0  # how far above the usual range's lower end a step must have been without the clipping
+_SWALLOWED = 10.0  # times epsilon above which a gradient's root mean square was of use before it was clipped
 
 
 def need_optimizer(evidence: Evidence) -> OptimizerFacts:
@@ -193,7 +194,7 @@ def _clipped(evidence: Evidence, steps: list[tuple[FlowView, StepFacts]]) -> Ite
     lefts, smalls = [], []
     for view, step in recent:
         came = math.hypot(*_got(view).values())
-        if not step.gradient_norm or not came or not math.isfinite(came):
+        if not step.gradient_norm or not came or not math.isfinite(came) or step.gradient_norm > _CLIPPED:
             return
         lefts.append(step.gradient_norm / came)
         smalls.append(_tiny(evidence, view, lefts[-1]))
@@ -224,10 +225,10 @@ def _tiny(evidence: Evidence, view: FlowView, left: float) -> bool:
     if not ratios:
         return False
     if median(ratios) < low:
-        return median(ratios) / left > _MOVES * low or any(u.epsilon for _, u in known)
+        return median(ratios) / left > low or any(u.epsilon for _, u in known)
     # What divides the gradient by its own size moves on until it is as small as epsilon.
     swallowed = [
-        (r.rms or 0.0) * left < u.epsilon < (r.rms or 0.0) / _MOVES and u.l2_norm < _LEFT ** 0.5 * _full(r.shape, u.learning_rate)
+        (r.rms or 0.0) * left < u.epsilon < (r.rms or 0.0) / _SWALLOWED and u.l2_norm < _LEFT ** 0.5 * _full(r.shape, u.learning_rate)
         for r, u in known if u.epsilon
     ]  # fmt: skip
     return bool(swallowed) and sum(swallowed) > len(swallowed) / 2
@@ -260,7 +261,6 @@ def zero_grad_missing(evidence: Evidence) -> Iterator[Finding]:
             )  # fmt: skip
             yield draft.at(None, confidence="exact")
             return
-    del facts
 
 
 def _still_there(before: StepFacts, step: StepFacts) -> bool:

@@ -30,7 +30,7 @@ class Step:
         measured: what ``Layout.changes`` gave.
         settings: by parameter group.
         gradient: l2 norm of what ``.grad`` of the moved parameters held; None where there was none.
-        carried: l2 norm of what it held when event ``first`` began; None where it is unknown.
+        carried: l2 norms of what ``.grad`` of all of its parameters held when these events began; None for an unknown one.
         found: above 0 where a fused optimizer was told of Inf or NaN, so that its kernel changed nothing; else None.
         skips: how many steps were skipped so up to this one; None where none can have been.
     """
@@ -44,7 +44,7 @@ class Step:
     measured: Measured
     settings: list[Settings]
     gradient: Tensor | None = None
-    carried: Tensor | float | None = None
+    carried: list[Tensor | float | None] = field(default_factory=list)
     found: Tensor | None = None
     skips: Tensor | None = None
     _read: tuple[StepFacts, dict[int, Update]] | None = field(default=None)
@@ -62,9 +62,16 @@ class Step:
         moved = len(self.layout.parameters)
         gradient = 0.0 if not moved else _number(self.gradient)
         facts = StepFacts(
-            self.optimizer, self.place, number if kept else None, moved, gradient, _number(self.carried), rates
+            self.optimizer, self.place, number if kept else None, moved, gradient, self._kept(), rates
         )
         return facts, self._updates() if kept else {}
+
+    def _kept(self) -> float | None:
+        """What was carried into the events: 0.0 where it was cleared before one of them, else that of the first."""
+        norms = [_number(norm) for norm in self.carried]
+        if 0.0 in norms:
+            return 0.0
+        return norms[0] if norms else None
 
     def _updates(self) -> dict[int, Update]:
         numbers = [(_number(one.rate), _number(one.epsilon), _number(one.decay)) for one in self.settings]
@@ -212,7 +219,7 @@ class Updates:
         except Exception as error:  # noqa: BLE001  # as above
             self._give_up(error)
             return
-        carried = next((norm for event, norm in self._carried if event == first), None)
+        carried = [norm for event, norm in self._carried if first <= event < self._first]
         step = Step(self.type, self.place, number, first, self._first, layout, measured, self._settings)
         step.gradient, step.carried, step.found, step.skips = self._gradient, carried, self._found, self._skips
         self.steps.append(step)

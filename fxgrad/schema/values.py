@@ -112,7 +112,7 @@ class StepFacts:
         gradient_norm: l2 norm over all of them of what ``.grad`` held when the step began, so behind clipping and
             unscaling; 0.0 where there was none, None where it was not measured.
         carried_norm: l2 norm over its parameters of what ``.grad`` held already when the first backward pass that it
-            used began; 0.0 where nothing did, None where it was not measured.
+            used began; 0.0 where nothing did, or where it was cleared before a later one; None where not measured.
         learning_rates: of its parameter groups; None in place of one that is no number.
     """
 
