@@ -58,14 +58,15 @@ def cuts(view: FlowView, key: str) -> str | None:
     """
     read = None
     for other in view.behind(key):
-        reasons = {spot.reason for spot in _spots(view).get(other, ())}
+        spots = _spots(view).get(other, ())
+        reasons, named = {spot.reason for spot in spots}, next((spot.cut for spot in spots if spot.cut), None)
         apart = reasons & {"detached", "no_grad_region", "integer"} or (
             view.kinds[other] == "tensor" and "no_grad_required" in reasons
         )
         if apart and any(view.received(one) for one in view.behind(other)):
-            return other
+            return named or other
         if not view.users[other] and (apart or ("output_unused" in reasons and _scalar_at_the_end(view, other))):
-            read = read or other
+            read = read or named or other
     if not view.flow.capture.asked:
         return None
     back = [n.key for n in view.flow.nodes if view.order[n.key] > view.order[key] and _from_nowhere(view, n)]

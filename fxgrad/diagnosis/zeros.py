@@ -171,7 +171,8 @@ def _single(evidence: Evidence, node: Node) -> _Verdict | None:
     if not always:
         mend = "nothing, where this was a sequence of one entry; otherwise check the dimension of the softmax"
     cause = "a softmax over single entries is 1, whatever its input"
-    return _Verdict("error" if always else "info", node, cause, mend)
+    lasting: Severity = "warning" if evidence.several else "info"
+    return _Verdict("error" if always else lasting, node, cause, mend)
 
 
 def _zero_scale(evidence: Evidence, node: Node) -> _Verdict | None:

@@ -108,7 +108,7 @@ BODIES: dict[str, tuple[Callable[[], nn.Module], Batch]] = {
 }
 
 
-def built(name: str, optimizer: Callable[[nn.Module], Any], steps: int = 12, **more: Any) -> Built:
+def built(name: str, optimizer: Callable[[nn.Module], Any], steps: int = 20, **more: Any) -> Built:
     """The model of that name with an optimizer."""
     make, batch = BODIES[name]
     args, loss = batch(0)
