@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from fxgrad.engine import Options
 from fxgrad.errors import FxgradError, InputError, ModelError, OptionError
 from fxgrad.instrumented import Instrumented
-from fxgrad.objective import check_loss, default_loss, naming_the_cut
+from fxgrad.objective import check_loss, default_loss, naming_the_cut, value_of
 from fxgrad.preserve import preserved
 from fxgrad.rewriting.rules import Rule
 from fxgrad.rewritten import Rewrite
@@ -101,8 +101,10 @@ def _measured(
                 scalar, words = _run(model, positional, named, loss)
             watch.engine.loss_words = words
             _backward(scalar, model)
+            value = value_of(scalar)
             del scalar
-            return watch.flow()
+            flow = watch.flow()
+            return dataclasses.replace(flow, event=dataclasses.replace(flow.event, loss_value=value))
         finally:
             watch.remove()
 

@@ -72,6 +72,14 @@ def check_loss(scalar: Any, name: str) -> None:
         raise NothingToDifferentiateError(message)
 
 
+def value_of(scalar: Tensor) -> float | None:
+    """The value of a loss; None where its tensor has no values (meta, fake)."""
+    try:
+        return float(scalar.detach())
+    except (RuntimeError, NotImplementedError):
+        return None
+
+
 @contextmanager
 def naming_the_cut(plan: Callable[[], Plan | None]) -> Iterator[None]:
     """Where nothing that requires a gradient is left, say which node of the forward cut it off.

@@ -67,7 +67,7 @@ def _same(finding: Finding, reason: _Reason) -> bool:
 def _finding(evidence: Evidence, reason: _Reason, names: tuple[str, ...]) -> Finding:
     count = len(evidence.views)
     draft = Draft(
-        evidence, reason.rule, reason.severity,
+        evidence, reason.rule, evidence.at_most(reason.severity),
         f"the gradient of {listed(names)} is exactly zero" + (f" in all {count} backward passes" if count > 1 else "")
         + f": {reason.cause}",
         reason.mend, {"parameters": len(names), "backwards": count},

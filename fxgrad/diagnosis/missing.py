@@ -195,7 +195,7 @@ def _unused(evidence: Evidence, key: str | None, records: list[ParameterRecord],
     else:
         message = f"what comes of {view.source_words(node.key)} is dropped or copied: {listed(names)} get no gradient"
         mend = "use the result in the loss, delete the module, or freeze it (requires_grad_(False))"
-    draft = Draft(evidence, "unused", "info" if idle else "warning", message, mend, {"parameters": len(names)})
+    draft = Draft(evidence, "unused", "info" if idle else evidence.at_most("warning"), message, mend, {"parameters": len(names)})
     return draft.at(node, parameter=names[0], affected=names, confidence="exact")
 
 

@@ -11,7 +11,7 @@ from fxgrad.diagnosis.kinds import WEIGHTED
 from fxgrad.diagnosis.precision import seeds_of
 from fxgrad.diagnosis.view import FlowView
 from fxgrad.diagnosis.weights import main_weight, scale
-from fxgrad.schema import Finding, Node, ParameterRecord, Site
+from fxgrad.schema import Finding, Node, ParameterRecord, Severity, Site
 
 _WINDOW = 100  # flows that a spike is compared with
 _MAD = 1.4826  # makes the median absolute deviation a standard deviation for normal noise
@@ -53,6 +53,19 @@ def spike(evidence: Evidence) -> Iterator[Finding]:
         yield _spike(evidence, *worst)
 
 
+def same_inputs(before: FlowView, view: FlowView) -> bool:
+    """Whether the model was given the same values in two steps, as far as their statistics tell."""
+    given = [[site.value for n in v.flow.nodes if n.op == "placeholder" for site in v.sites[n.key]]
+             for v in (before, view)]  # fmt: skip
+    return bool(given[0]) and all(value is not None for value in given[0]) and given[0] == given[1]
+
+
+def _below_first(evidence: Evidence, at: int) -> bool:
+    """Whether the gradient is smaller than in the first flow all the same: a fit that swings around its end."""
+    first, now = total_norm(evidence.views[0]), total_norm(evidence.views[at])
+    return first is not None and now is not None and now < first
+
+
 def _spike(evidence: Evidence, rise: float, score: float, at: int) -> Finding:
     view = evidence.views[at]
     before = evidence.views[max(0, at - _WINDOW) : at]
@@ -72,10 +85,15 @@ def _spike(evidence: Evidence, rise: float, score: float, at: int) -> Finding:
         jump, node = max(jumps, key=lambda item: item[0])
         message += f"; the gain of {view.source_words(node.key)} rose {number(jump)} times"
         numbers["gain_factor"] = jump
-    else:
-        message += "; no operation changed its gain: suspect the batch, the labels or the loss"
     mend = "clip the gradient norm, skip or look at this batch, lower the learning rate or warm up longer"
-    draft = Draft(evidence, "spike", "warning", message, mend, numbers)
+    severity: Severity = "warning"
+    if same_inputs(evidence.views[at - 1], view):
+        message += "; the inputs are those of the step before: it is the steps that overshoot, or the targets changed"
+        mend = "lower the learning rate or clip the gradient norm; with Adam, a smaller beta2 follows the gradient faster"
+        severity = "info" if _below_first(evidence, at) else "warning"
+    elif not jumps:
+        message += "; no operation changed its gain: suspect the batch, the labels or the loss"
+    draft = Draft(evidence, "spike", severity, message, mend, numbers)
     return draft.at(node, view=view, confidence="several steps")
 
 
@@ -92,10 +110,15 @@ def loss_seed(evidence: Evidence) -> Iterator[Finding]:
     if seeds and all(site.statistics is not None and site.statistics.all_zero for site in seeds):
         alone = len(evidence.views) == 1
         lasting = all(s.statistics is not None and s.statistics.all_zero for v in evidence.recent for s in seeds_of(v))
+        met = view.flow.event.loss_value == 0 and all(site.shape[-1:] != (1,) for site in seeds)
+        why = "; the loss is exactly 0, as where every margin is met (triplet, hinge, ranking)" if met else ""
         draft = Draft(
-            evidence, "loss_seed", "warning" if alone or (evidence.several and lasting) else "info",
-            f"the gradient that the loss sends to the model's output {seeds[0].id} is zero all over: nothing is learnt",
-            "look at the loss: every label ignored or masked, a softmax over one class, a margin that all samples meet",
+            evidence, "loss_seed", "warning" if (alone and not met) or (evidence.several and lasting) else "info",
+            f"the gradient that the loss sends to the model's output {seeds[0].id} is zero all over: nothing is learnt"
+            + why,
+            "nothing, where it is one batch; otherwise harder samples (mining) or a larger margin" if met
+            else "look at the loss: a margin that every sample meets (triplet, hinge), every label ignored or masked, a "
+            "softmax over one class",
             {"outputs": len(seeds)},
         )  # fmt: skip
         yield draft.at(None, affected=tuple(r.name for r in view.flow.parameters if r.statistics is not None))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from fxgrad.diagnosis.check import Draft, Evidence, LackingError, listed
-from fxgrad.diagnosis.kinds import NORMS, PIECEWISE_CONSTANT, RECTIFIERS, SCALING, SELECTING, WEIGHTED
+from fxgrad.diagnosis.kinds import MARGINS, NORMS, PIECEWISE_CONSTANT, RECTIFIERS, SCALING, SELECTING, WEIGHTED
 from fxgrad.diagnosis.local import is_last, one_entry
 from fxgrad.diagnosis.view import FlowView
 from fxgrad.diagnosis.weights import factor, main_weight, taken
@@ -63,7 +64,7 @@ def zero(evidence: Evidence) -> Iterator[Finding]:
         if found is not None:
             culprit = found.node
             draft = Draft(
-                evidence, "zero", found.severity,
+                evidence, "zero", evidence.at_most(found.severity),
                 f"{evidence.view.source_words(culprit.key)} passes nothing back: the gradient of {listed(hit)} is "
                 f"exactly zero; {found.cause}",
                 found.mend, {"parameters": len(hit), "received": evidence.view.received(node.key) or 0.0},
@@ -87,7 +88,7 @@ def _cancelled(evidence: Evidence) -> Iterator[Finding]:
         last = _meeting(view, {edge.consumer.key for edge, _ in parts})
         if hit:
             draft = Draft(
-                evidence, "zero", "warning",
+                evidence, "zero", evidence.at_most("warning"),
                 f"the parts that the uses of {site.id} send back cancel exactly, up to {view.source_words(last)}: the "
                 f"gradient of {listed(hit)} is exactly zero",
                 "the value is subtracted from itself, or centred over a single entry: check the operands and the batch",
@@ -140,6 +141,8 @@ def _judge(evidence: Evidence, node: Node) -> _Verdict | None:
     if kind in PIECEWISE_CONSTANT:
         mend = "pass the gradient straight through (x + (f(x) - x).detach()), or use a soft version of the operation"
         return _Verdict("error", node, f"the derivative of {kind} is zero everywhere", mend)
+    if kind in MARGINS:
+        return _Verdict("info", node, *_MET)
     for kinds, judge in (
         ({"mul", "div", "matmul"}, _zero_factor),
         (SCALING - {"external"}, _zero_weight),
@@ -158,6 +161,21 @@ def _judge(evidence: Evidence, node: Node) -> _Verdict | None:
         return _of_zero_parameter(evidence, node, record)
     mend = "look at its inputs and settings, and at its backward where it is a function of your own"
     return _Verdict("warning", node, "at these values its derivative is zero", mend)
+
+
+_MET = (
+    "every margin is met, so that the loss is 0 for these samples",
+    "nothing to mend: harder samples (mining) or a larger margin bring a gradient again",
+)
+
+
+def _is_hinge(view: FlowView, node: Node) -> bool:
+    """Whether a rectifier is part of a loss: no weights behind it, and all that comes of it are single numbers."""
+    behind = view.behind(node.key)
+    if view.kinds[node.key] not in {"relu", "clamp", "maximum", "max"} or any(view.kinds[k] in WEIGHTED for k in behind):
+        return False
+    ends = [site for key in behind if is_last(view, key) for site in view.sites[key]]
+    return bool(ends) and all(math.prod(site.shape) == 1 for site in ends)
 
 
 def _single(evidence: Evidence, node: Node) -> _Verdict | None:
@@ -263,10 +281,15 @@ def nothing_learnt(evidence: Evidence) -> Iterator[Finding]:
         return
     node = next(iter(blockers(view)), None)
     where = "before it reaches a parameter" if node is None else f"at {view.source_words(node.key)}"
+    why, mend = "", (
+        "look at the inputs of that operation: all of them lie where its derivative is zero, in this batch at least"
+    )
+    hinge = node is not None and (view.kinds[node.key] in MARGINS or _is_hinge(view, node))
+    if hinge:
+        why, mend = f"; {_MET[0]}", _MET[1]
     draft = Draft(
-        evidence, "zero", "warning", f"every parameter's gradient is exactly zero: it ends {where}",
-        "look at the inputs of that operation: all of them lie where its derivative is zero, in this batch at least",
-        {"parameters": len(trained)},
+        evidence, "zero", "info" if hinge else evidence.at_most("warning"),
+        f"every parameter's gradient is exactly zero: it ends {where}{why}", mend, {"parameters": len(trained)},
     )  # fmt: skip
     path = () if node is None else view.way_back(node.key)
     yield draft.at(node, path=path, affected=tuple(r.name for r in trained))

@@ -109,9 +109,9 @@ def joint_norm(tensors: Sequence[Tensor]) -> Tensor | None:
     try:
         with torch.no_grad():
             single = [one.detach() for one in tensors if one.dtype not in _HALF and one.layout is torch.strided]
-            norms = [torch.nn.utils.get_total_norm(single)] if single else []
+            norms: list[Tensor] = [torch.nn.utils.get_total_norm(single)] if single else []
             norms += [_norm(one.detach()) for one in tensors if one.dtype in _HALF or one.layout is not torch.strided]
-            return norms[0] if len(norms) == 1 else torch.stack([one.to(norms[0]) for one in norms]).norm()
+            return torch.linalg.vector_norm(torch.stack([one.to(norms[0]) for one in norms]))
     except Exception:  # noqa: BLE001  # the user's step must go on; the norm is unknown then
         return None
 

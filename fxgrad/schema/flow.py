@@ -58,6 +58,9 @@ class EventInfo:
         loss_scale: what the loss was multiplied by before the backward, as the scaler said; None without a scaler.
             Gradients are as measured: it is not divided out.
         accumulating: whether parameters had a gradient already when the forward began; None where unknown.
+        differentiated: whether a backward pass through the forward was itself recorded (``create_graph``), as that of a
+            gradient penalty is: what enters linearly has no second derivative, and gets zeros by construction.
+        loss_value: value of the loss in a one-shot call; None in a watch, which does not see it.
     """
 
     backward: int
@@ -68,6 +71,8 @@ class EventInfo:
     values: bool = False
     loss_scale: float | None = None
     accumulating: bool | None = None
+    differentiated: bool = False
+    loss_value: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,7 +102,7 @@ def scaled(run, optimizer):
     for step in range(run.steps):
         optimizer.zero_grad()
         loss = run.loss_at(step)
-        run.scaler.scale(loss * 1e30).backward()
+        run.scaler.scale(loss * 1e37).backward()
         run.scaler.step(optimizer)
         run.scaler.update()
 
