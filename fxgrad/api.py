@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from fxgrad.engine import Options
 from fxgrad.errors import FxgradError, InputError, ModelError, OptionError
 from fxgrad.instrumented import Instrumented
-from fxgrad.objective import check_loss, default_loss, naming_the_cut, value_of
+from fxgrad.objective import check_loss, default_loss, margins_met, naming_the_cut
 from fxgrad.preserve import preserved
 from fxgrad.rewriting.rules import Rule
 from fxgrad.rewritten import Rewrite
@@ -98,13 +98,12 @@ def _measured(
         watch = Watch(model, dataclasses.replace(options, one_shot=True), one_shot=True)
         try:
             with naming_the_cut(lambda: watch.engine.plan):
-                scalar, words = _run(model, positional, named, loss)
+                scalar, words, met = _run(model, positional, named, loss)
             watch.engine.loss_words = words
             _backward(scalar, model)
-            value = value_of(scalar)
             del scalar
             flow = watch.flow()
-            return dataclasses.replace(flow, event=dataclasses.replace(flow.event, loss_value=value))
+            return dataclasses.replace(flow, event=dataclasses.replace(flow.event, margins_met=met))
         finally:
             watch.remove()
 
@@ -314,7 +313,7 @@ def _by_dynamo(
     from fxgrad.dynamo_backend import measured_once
 
     def step(call: Callable[..., Any]) -> str:
-        scalar, words = _run(model, args, kwargs, loss, call)
+        scalar, words, _ = _run(model, args, kwargs, loss, call)
         _backward(scalar, model)
         return words
 
@@ -339,7 +338,8 @@ class _paused:  # noqa: N801  # used like a function in a with statement
 def _run(
     model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], loss: Callable[[Any], Tensor] | None,
     call: Callable[..., Any] | None = None,
-) -> tuple[Tensor, str]:  # fmt: skip
+) -> tuple[Tensor, str, bool]:  # fmt: skip
+    """The loss, how it came about in words, and whether every margin in it is met."""
     name = type(model).__name__
     try:
         output = (model if call is None else call)(*args, **kwargs)
@@ -364,7 +364,7 @@ def _run(
             raise ModelError(message) from error
         words = getattr(loss, "__qualname__", type(loss).__name__)
     check_loss(scalar, name)
-    return scalar, words
+    return scalar, words, margins_met(scalar, output)
 
 
 def _backward(scalar: Tensor, model: nn.Module) -> None:

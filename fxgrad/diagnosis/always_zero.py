@@ -239,7 +239,7 @@ def _blocked(evidence: Evidence, node: Node) -> _Reason:
 
 
 def _from_the_loss(evidence: Evidence, owners: Collection[str]) -> _Reason:
-    """No node stops it: zeros are all that the loss sends.  Where the other way to the loss is cut, that is the fault."""
+    """No node stops it, the loss sends zeros.  Where the other way to the loss is cut, that is the fault."""
     view = evidence.view
     for key in owners:
         cut = cuts(view, key)

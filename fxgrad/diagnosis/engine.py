@@ -5,7 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from fxgrad.diagnosis import always_zero, dead, local, missing, optimizers, origin, paths, precision, steps, updates, zeros
+from fxgrad.diagnosis import (
+    always_zero,
+    dead,
+    local,
+    missing,
+    optimizers,
+    origin,
+    paths,
+    precision,
+    steps,
+    updates,
+    zeros,
+)
 from fxgrad.diagnosis.causality import joined
 from fxgrad.diagnosis.check import Check, Evidence, LackingError
 from fxgrad.diagnosis.thresholds import Thresholds

@@ -141,7 +141,8 @@ def _how(view: FlowView, node: Node) -> tuple[str, str]:
 def unused(evidence: Evidence) -> Iterator[Finding]:
     """A trainable parameter takes no part in what the loss is made of.
 
-    Exact.  Information only where other members of the same list got a gradient (an expert that was not routed to).
+    Exact.  Information only where other members of the same list got a gradient (an expert that was not routed to),
+    and for no more than ``idle`` backward passes.
     """
     view = evidence.view
     for key, records in _grouped(evidence, "unused").items():
@@ -184,10 +185,12 @@ def _in_sequence(view: FlowView, used: dict[int, set[str]]) -> bool:
 def _unused(evidence: Evidence, key: str | None, records: list[ParameterRecord], *, idle: bool) -> Finding:
     view = evidence.view
     names = tuple(record.name for record in records)
+    long = idle and len(evidence.views) >= evidence.thresholds.idle
     node = None if key is None else view.nodes[key]
     if node is None:
         message = f"{listed(names)} took no part in this forward"
         message += "; another input may use it (an idle member of a list, a branch that was not taken)" if idle else ""
+        message += f", but none of {len(evidence.views)} did" if long else ""
         mend = "use the module, delete it, or freeze it (requires_grad_(False)); under data parallelism it is an error"
     elif any(site.measured for site in view.sites[node.key]):
         message = f"{view.source_words(node.key)} got a gradient, but doesn't use {listed(names)}"
@@ -195,7 +198,8 @@ def _unused(evidence: Evidence, key: str | None, records: list[ParameterRecord],
     else:
         message = f"what comes of {view.source_words(node.key)} is dropped or copied: {listed(names)} get no gradient"
         mend = "use the result in the loss, delete the module, or freeze it (requires_grad_(False))"
-    draft = Draft(evidence, "unused", "info" if idle else evidence.at_most("warning"), message, mend, {"parameters": len(names)})
+    severity = "info" if idle and not long else evidence.at_most("warning")
+    draft = Draft(evidence, "unused", severity, message, mend, {"parameters": len(names)})
     return draft.at(node, parameter=names[0], affected=names, confidence="exact")
 
 

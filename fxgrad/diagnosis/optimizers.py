@@ -9,12 +9,13 @@ from statistics import median
 
 from fxgrad.diagnosis.check import Draft, Evidence, LackingError, listed, number
 from fxgrad.diagnosis.view import FlowView
-from fxgrad.schema import Finding, OptimizerFacts, StepFacts
+from fxgrad.schema import Finding, OptimizerFacts, ParameterRecord, StepFacts, Update
 
 _LONG = 20  # backward passes without a step that may still be one accumulation
 _LEFT = 1e-3  # share of the gradient below which clipping has left next to nothing
 _CLIPPED = 1e-2  # norm that no clipping is set to on purpose: what is usual lies between 0.1 and 10
 _SAME = 1e-3  # relative difference of two norms of the same gradients
+_FAR = 0.03  # of a step that moves every entry by the learning rate
 _SWALLOWED = 10.0  # times epsilon above which a gradient's root mean square was of use before it was clipped
 
 
@@ -122,8 +123,8 @@ def _never(evidence: Evidence, facts: OptimizerFacts) -> Iterator[Finding]:
                 evidence, "optimizer_idle", "error",
                 f"GradScaler skipped {facts.skipped} of {facts.asked} steps, all there were: the gradients were Inf or "
                 "NaN each time, now at a loss scale of " + number(scale or 0.0),
-                "begin with a smaller scale (GradScaler(init_scale=2.0**16)); where it fell that far already, find what "
-                "is non-finite without any scaling",
+                "begin with a smaller scale (GradScaler(init_scale=2.0**16)); where it fell that far already, find "
+                "what is non-finite without any scaling",
                 {"skipped": facts.skipped, "asked": facts.asked},
             )  # fmt: skip
             yield draft.at(None, confidence="exact")
@@ -227,16 +228,15 @@ def _tiny(evidence: Evidence, view: FlowView, left: float) -> bool:
     if median(ratios) < low:
         return median(ratios) / left > low or any(u.epsilon for _, u in known)
     # What divides the gradient by its own size moves on until it is as small as epsilon.
-    swallowed = [
-        (r.rms or 0.0) * left < u.epsilon < (r.rms or 0.0) / _SWALLOWED and u.l2_norm < _LEFT ** 0.5 * _full(r.shape, u.learning_rate)
-        for r, u in known if u.epsilon
-    ]  # fmt: skip
+    swallowed = [_swallowed(record, update, left) for record, update in known if update.epsilon]
     return bool(swallowed) and sum(swallowed) > len(swallowed) / 2
 
 
-def _full(shape: Sequence[int], rate: float | None) -> float:
-    """L2 norm of a step that moves every entry by the learning rate."""
-    return (rate or 0.0) * math.sqrt(math.prod(shape))
+def _swallowed(record: ParameterRecord, update: Update, left: float) -> bool:
+    """Whether a gradient was well above epsilon and is below it now, so that a step is far below the learning rate."""
+    rms, epsilon = record.rms or 0.0, update.epsilon or 0.0
+    full = (update.learning_rate or 0.0) * math.sqrt(math.prod(record.shape))
+    return rms * left < epsilon < rms / _SWALLOWED and update.l2_norm < _FAR * full
 
 
 # ---- gradients that are never cleared ------------------------------------------------------------------------------

@@ -265,10 +265,8 @@ class _Origin:
     # ---- words -----------------------------------------------------------------------------------------------------
 
     def _at_forward(self, place: _Place) -> Finding:
-        cause = self._cause(place)
-        value = place.statistics
-        node = self.view.nodes[place.key]
-        given = self._given(place.key)
+        cause, value = self._cause(place), place.statistics
+        node, given = self.view.nodes[place.key], self._given(place.key)
         if node.op == "placeholder":
             message = f"the model's input {node.target} holds NaN or Inf: {self._counts(value)}"
             why, mend = "", "look at the data: find the sample, and clean or skip it"
@@ -282,8 +280,7 @@ class _Origin:
                         confidence="exact")  # fmt: skip
 
     def _at_backward(self, place: _Place) -> Finding:
-        cause = self._cause(place)
-        statistics = place.statistics
+        cause, statistics = self._cause(place), place.statistics
         words = "Inf" if statistics is not None and not (statistics.nan_count or isnan(statistics.l2_norm)) else "NaN"
         counts = self._counts(statistics)
         message = f"{self.view.source_words(place.key)} turned a finite gradient into {words}: {counts}"

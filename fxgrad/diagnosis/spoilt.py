@@ -14,7 +14,7 @@ _ZERO_BELOW = {"float16": 2.0**-25, "bfloat16": 2.0**-134, "float32": 2.0**-150}
 
 
 def spoilt_by_step(evidence: Evidence, view: FlowView) -> Iterator[Finding]:
-    """Parameters that were finite, as was their gradient, and that the step behind this flow left NaN or infinite."""
+    """Parameters that the step behind this flow left NaN or infinite, though they and their gradient were finite."""
     spoilt = [record for record in view.flow.parameters if _spoilt(record)]
     if not spoilt:
         return
@@ -27,8 +27,8 @@ def spoilt_by_step(evidence: Evidence, view: FlowView) -> Iterator[Finding]:
     if lost:
         why = f"its epsilon {number(epsilon)} is 0 in {record.dtype}, so that it divides by 0"
         mend = (
-            f"keep the parameters in float32 (torch.autocast for the compute), or give an eps that {record.dtype} holds "
-            "(1e-4)"
+            "keep the parameters in float32 (torch.autocast for the compute), or give an eps that "
+            f"{record.dtype} holds (1e-4)"
         )
     else:
         why = f"learning rate {number(rate)}"

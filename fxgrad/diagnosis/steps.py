@@ -10,7 +10,7 @@ from fxgrad.diagnosis.check import Draft, Evidence, LackingError, listed, number
 from fxgrad.diagnosis.kinds import WEIGHTED
 from fxgrad.diagnosis.precision import seeds_of
 from fxgrad.diagnosis.view import FlowView
-from fxgrad.diagnosis.weights import main_weight, scale
+from fxgrad.diagnosis.weights import main_weight
 from fxgrad.schema import Finding, Node, ParameterRecord, Severity, Site
 
 _WINDOW = 100  # flows that a spike is compared with
@@ -89,7 +89,7 @@ def _spike(evidence: Evidence, rise: float, score: float, at: int) -> Finding:
     severity: Severity = "warning"
     if same_inputs(evidence.views[at - 1], view):
         message += "; the inputs are those of the step before: it is the steps that overshoot, or the targets changed"
-        mend = "lower the learning rate or clip the gradient norm; with Adam, a smaller beta2 follows the gradient faster"
+        mend = "lower the learning rate or clip the gradient norm; with Adam, a smaller beta2 follows faster"
         severity = "info" if _below_first(evidence, at) else "warning"
     elif not jumps:
         message += "; no operation changed its gain: suspect the batch, the labels or the loss"
@@ -110,15 +110,15 @@ def loss_seed(evidence: Evidence) -> Iterator[Finding]:
     if seeds and all(site.statistics is not None and site.statistics.all_zero for site in seeds):
         alone = len(evidence.views) == 1
         lasting = all(s.statistics is not None and s.statistics.all_zero for v in evidence.recent for s in seeds_of(v))
-        met = view.flow.event.loss_value == 0 and all(site.shape[-1:] != (1,) for site in seeds)
+        met = view.flow.event.margins_met
         why = "; the loss is exactly 0, as where every margin is met (triplet, hinge, ranking)" if met else ""
         draft = Draft(
             evidence, "loss_seed", "warning" if (alone and not met) or (evidence.several and lasting) else "info",
             f"the gradient that the loss sends to the model's output {seeds[0].id} is zero all over: nothing is learnt"
             + why,
             "nothing, where it is one batch; otherwise harder samples (mining) or a larger margin" if met
-            else "look at the loss: a margin that every sample meets (triplet, hinge), every label ignored or masked, a "
-            "softmax over one class",
+            else "look at the loss: a margin that every sample meets (triplet, hinge), every label ignored or masked, "
+            "a softmax over one class",
             {"outputs": len(seeds)},
         )  # fmt: skip
         yield draft.at(None, affected=tuple(r.name for r in view.flow.parameters if r.statistics is not None))

@@ -67,7 +67,7 @@ def update_size(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _large_steps(evidence: Evidence) -> list[tuple[int, dict[str, float]]]:
-    """The number of the flow behind which there was a large step, and by how much it changed what; one for each step."""
+    """Where large steps were: the number of the flow before each, and by how much it changed what."""
     limits = evidence.thresholds
     found: dict[int | None, tuple[int, dict[str, float]]] = {}
     for at, view in enumerate(evidence.views):

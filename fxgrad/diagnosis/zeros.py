@@ -141,13 +141,12 @@ def _judge(evidence: Evidence, node: Node) -> _Verdict | None:
     if kind in PIECEWISE_CONSTANT:
         mend = "pass the gradient straight through (x + (f(x) - x).detach()), or use a soft version of the operation"
         return _Verdict("error", node, f"the derivative of {kind} is zero everywhere", mend)
-    if kind in MARGINS:
-        return _Verdict("info", node, *_MET)
     for kinds, judge in (
         ({"mul", "div", "matmul"}, _zero_factor),
         (SCALING - {"external"}, _zero_weight),
         (NORMS, _zero_scale),
         ({"softmax"}, _single),
+        (MARGINS, _met),
     ):
         if kind in kinds:
             return judge(evidence, node)
@@ -169,10 +168,17 @@ _MET = (
 )
 
 
+def _met(evidence: Evidence, node: Node) -> _Verdict:
+    """A loss whose every margin is met: there is nothing left to learn from these samples."""
+    del evidence
+    return _Verdict("info", node, *_MET)
+
+
 def _is_hinge(view: FlowView, node: Node) -> bool:
     """Whether a rectifier is part of a loss: no weights behind it, and all that comes of it are single numbers."""
     behind = view.behind(node.key)
-    if view.kinds[node.key] not in {"relu", "clamp", "maximum", "max"} or any(view.kinds[k] in WEIGHTED for k in behind):
+    kind = view.kinds[node.key]
+    if kind not in {"relu", "clamp", "maximum", "max"} or any(view.kinds[k] in WEIGHTED for k in behind):
         return False
     ends = [site for key in behind if is_last(view, key) for site in view.sites[key]]
     return bool(ends) and all(math.prod(site.shape) == 1 for site in ends)
@@ -277,14 +283,17 @@ def nothing_learnt(evidence: Evidence) -> Iterator[Finding]:
     view = evidence.view
     trained = [r for r in view.flow.parameters if r.statistics is not None]
     arrived = any(view.received(node.key) for node in view.flow.nodes)
+    if any(view.kinds[node.key] in MARGINS for node in blockers(view)[:1]):
+        return  # told already
     if not trained or not arrived or not all(r.statistics is not None and r.statistics.all_zero for r in trained):
         return
     node = next(iter(blockers(view)), None)
     where = "before it reaches a parameter" if node is None else f"at {view.source_words(node.key)}"
-    why, mend = "", (
-        "look at the inputs of that operation: all of them lie where its derivative is zero, in this batch at least"
+    why, mend = (
+        "",
+        ("look at the inputs of that operation: all of them lie where its derivative is zero, in this batch at least"),
     )
-    hinge = node is not None and (view.kinds[node.key] in MARGINS or _is_hinge(view, node))
+    hinge = node is not None and _is_hinge(view, node)
     if hinge:
         why, mend = f"; {_MET[0]}", _MET[1]
     draft = Draft(

@@ -111,7 +111,8 @@ def joint_norm(tensors: Sequence[Tensor]) -> Tensor | None:
             single = [one.detach() for one in tensors if one.dtype not in _HALF and one.layout is torch.strided]
             norms: list[Tensor] = [torch.nn.utils.get_total_norm(single)] if single else []
             norms += [_norm(one.detach()) for one in tensors if one.dtype in _HALF or one.layout is not torch.strided]
-            return torch.linalg.vector_norm(torch.stack([one.to(norms[0]) for one in norms]))
+            joint: Tensor = torch.linalg.vector_norm(torch.stack([one.to(norms[0]) for one in norms]))
+            return joint
     except Exception:  # noqa: BLE001  # the user's step must go on; the norm is unknown then
         return None
 
@@ -119,4 +120,5 @@ def joint_norm(tensors: Sequence[Tensor]) -> Tensor | None:
 def _norm(values: Tensor) -> Tensor:
     """Of one tensor, sparse ones too; half precision is widened as it is summed."""
     dense = values if values.layout is torch.strided else values.coalesce().values()
-    return torch.linalg.vector_norm(dense, dtype=None if dense.is_complex() else accumulator(dense.dtype))
+    norm: Tensor = torch.linalg.vector_norm(dense, dtype=None if dense.is_complex() else accumulator(dense.dtype))
+    return norm

@@ -18,6 +18,7 @@ from fxgrad.record.changes import Layout, Measured, Settings, joint_norm
 from fxgrad.record.recorder import HISTORY
 from fxgrad.schema import StepFacts, Update
 
+
 @dataclass(slots=True, eq=False)
 class Step:
     """One step of one optimizer behind observed backward passes; numbers stay on the device until they are read.
@@ -30,7 +31,7 @@ class Step:
         measured: what ``Layout.changes`` gave.
         settings: by parameter group.
         gradient: l2 norm of what ``.grad`` of the moved parameters held; None where there was none.
-        carried: l2 norms of what ``.grad`` of all of its parameters held when these events began; None for an unknown one.
+        carried: l2 norms of what ``.grad`` of all its parameters held when these events began; None where unknown.
         found: above 0 where a fused optimizer was told of Inf or NaN, so that its kernel changed nothing; else None.
         skips: how many steps were skipped so up to this one; None where none can have been.
     """
@@ -61,9 +62,7 @@ class Step:
         rates = tuple(_number(one.rate) for one in self.settings)
         moved = len(self.layout.parameters)
         gradient = 0.0 if not moved else _number(self.gradient)
-        facts = StepFacts(
-            self.optimizer, self.place, number if kept else None, moved, gradient, self._kept(), rates
-        )
+        facts = StepFacts(self.optimizer, self.place, number if kept else None, moved, gradient, self._kept(), rates)
         return facts, self._updates() if kept else {}
 
     def _kept(self) -> float | None:

@@ -60,7 +60,8 @@ class EventInfo:
         accumulating: whether parameters had a gradient already when the forward began; None where unknown.
         differentiated: whether a backward pass through the forward was itself recorded (``create_graph``), as that of a
             gradient penalty is: what enters linearly has no second derivative, and gets zeros by construction.
-        loss_value: value of the loss in a one-shot call; None in a watch, which does not see it.
+        margins_met: whether the loss was exactly 0 behind a cut-off (triplet, hinge, ranking), so that there is nothing
+            to learn from these samples; known in a one-shot call only, a watch does not see the loss.
     """
 
     backward: int
@@ -72,7 +73,7 @@ class EventInfo:
     loss_scale: float | None = None
     accumulating: bool | None = None
     differentiated: bool = False
-    loss_value: float | None = None
+    margins_met: bool = False
 
 
 @dataclass(frozen=True, slots=True)

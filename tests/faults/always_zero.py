@@ -153,7 +153,9 @@ def all_inputs_are_zero():
 @UNFED("zero", culprits=("input", "images"), victims=("conv.weight",))
 def images_cast_to_integers():
     """Values between 0 and 1 that became whole numbers on their way."""
-    net = Net(lambda self, x: self.head(F.gelu(self.conv(x)).mean((2, 3))), conv=nn.Conv2d(3, 8, 3), head=nn.Linear(8, 4))
+    net = Net(
+        lambda self, x: self.head(F.gelu(self.conv(x)).mean((2, 3))), conv=nn.Conv2d(3, 8, 3), head=nn.Linear(8, 4)
+    )
     images = torch.rand(8, 3, 8, 8).int().float()
     return Built(net, (images,), xent(8, 4), sgd, 20)
 
@@ -325,10 +327,11 @@ def memory_of_one_slot():
 
 
 class Experts(nn.Module):
-    """Top-1 routing of tokens to experts, beside a skip."""
+    """Top-1 routing of tokens to experts, beside a skip; ``skips`` those that get none."""
 
-    def __init__(self, expert, width, count=4, bias=0.0):
+    def __init__(self, expert, width, count=4, bias=0.0, skips=False):
         super().__init__()
+        self.skips = skips
         self.router, self.out = nn.Linear(width, count), nn.Linear(width, 4)
         self.experts = nn.ModuleList(expert() for _ in range(count))
         with torch.no_grad():
@@ -340,18 +343,27 @@ class Experts(nn.Module):
         mixed = torch.zeros_like(tokens)
         for number, expert in enumerate(self.experts):
             rows = (chosen == number).nonzero().squeeze(1)
+            if self.skips and not len(rows):
+                continue
             mixed = mixed.index_add(0, rows, expert(tokens[rows]) * gates[rows, None])
         return self.out((tokens + mixed).view(x.shape).flatten(1, -2).mean(1) if x.ndim > 2 else tokens + mixed)
 
 
 def unrouted(name, expert, width, shape, samples):
-    UNROUTED.add(name, lambda: run(Experts(expert, width, bias=4.0), shape, xent(samples, 4), 14), ("zero", "unused", "saturated"),
-                 culprits=("experts", "sigmoid", "router"), victims=("experts.1", "experts.2", "experts.3"), forms=HISTORY)  # fmt: skip
+    for skips in (False, True):
+        UNROUTED.add(
+            name + "_left_out" * skips,
+            lambda skips=skips: run(Experts(expert, width, bias=4.0, skips=skips), shape, xent(samples, 4), 14),
+            ("zero", "unused", "saturated"), culprits=("experts", "sigmoid", "router"),
+            victims=("experts.1", "experts.2", "experts.3"), forms=HISTORY,
+        )  # fmt: skip
 
 
 unrouted("linear_experts", lambda: nn.Linear(8, 8), 8, (32, 8), 32)
 unrouted("two_layer_experts", lambda: nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8)), 8, (32, 8), 32)
-unrouted("gelu_experts_on_tokens", lambda: nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8)), 8, (8, 6, 8), 8)
+unrouted(
+    "gelu_experts_on_tokens", lambda: nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8)), 8, (8, 6, 8), 8
+)
 unrouted("normed_experts", lambda: nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 8)), 8, (8, 6, 8), 8)
 unrouted("tanh_experts", lambda: nn.Sequential(nn.Linear(12, 6), nn.Tanh(), nn.Linear(6, 12)), 12, (24, 12), 24)
 unrouted("experts_without_bias", lambda: nn.Linear(16, 16, bias=False), 16, (6, 4, 3, 16), 6)

@@ -1,4 +1,4 @@
-"""Small models of six architectures that learn a task, with fresh batches in each step: what the optimizer's faults hit.
+"""Small models of six architectures that learn a task, with fresh batches in each step.
 
 Each has modules ``stem`` and ``head``; what lies between differs.
 """
@@ -55,7 +55,11 @@ class Cnn(nn.Module):
 class Encoder(nn.Module):
     def __init__(self):
         super().__init__()
-        self.stem, self.blocks, self.head = nn.Linear(8, 16), nn.ModuleList(Block(16) for _ in range(2)), nn.Linear(16, 4)
+        self.stem, self.blocks, self.head = (
+            nn.Linear(8, 16),
+            nn.ModuleList(Block(16) for _ in range(2)),
+            nn.Linear(16, 4),
+        )
 
     def forward(self, x):
         x = self.stem(x)

@@ -224,7 +224,9 @@ def student_beside_a_moving_average():
 def two_views_of_which_one_is_stopped():
     def forward(self, x):
         one, two = self.enc(x), self.enc(x + 0.1)
-        return F.cosine_similarity(self.predict(one), two.detach()), F.cosine_similarity(self.predict(two), one.detach())
+        return F.cosine_similarity(self.predict(one), two.detach()), F.cosine_similarity(
+            self.predict(two), one.detach()
+        )
 
     net = Net(forward, enc=nn.Sequential(nn.Linear(8, 16), nn.Tanh()), predict=nn.Linear(16, 16))
     return run(net, (32, 8), lambda out: -(out[0] + out[1]).mean())

@@ -14,6 +14,7 @@ from tests.faults.program import HISTORY, Register
 
 MISSES, IDLE, UNCLEARED = Register("misses"), Register("idle"), Register("uncleared")
 ROUNDING, DECAY, SPOILT = Register("rounding"), Register("decay"), Register("spoilt")
+PARTS = ("stem", "head", "mid", "norm", "conv", "blocks", "rnn", "mix", "graph")
 ADAMW, ADAM, SGD = torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD
 
 
@@ -57,10 +58,8 @@ for _word, _make, _victims in (
     ("only_the_head_is_handed_over", _only_the_head, ("stem",)),
     ("optimizer_of_a_copy", _of_a_copy, ("stem", "head")),
 ):
-    on_all(
-        MISSES, _word, functools.partial(built, optimizer=_make), "optimizer_misses",
-        outside=False, culprits=("stem", "head", "mid", "norm", "conv", "blocks", "rnn", "mix", "graph"), victims=_victims,
-    )  # fmt: skip
+    on_all(MISSES, _word, functools.partial(built, optimizer=_make), "optimizer_misses",
+           outside=False, culprits=PARTS, victims=_victims)  # fmt: skip
 
 
 # ---- nothing moves -------------------------------------------------------------------------------------------------
@@ -180,7 +179,7 @@ on_all(DECAY, "coupled", lambda n: built(n, lambda m: SGD(m.parameters(), 0.01, 
 # ---- the step itself makes it NaN ----------------------------------------------------------------------------------
 
 on_all(SPOILT, "epsilon_is_zero_in_half", lambda n: lowered(n, lambda m: ADAM(m.parameters(), 1e-3), torch.float16),
-       "nonfinite", outside=False, culprits=("stem", "head", "mid", "norm", "conv", "blocks", "rnn", "mix", "graph"))  # fmt: skip
+       "nonfinite", outside=False, culprits=PARTS)  # fmt: skip
 
 
 # ---- what looks like it --------------------------------------------------------------------------------------------
@@ -207,7 +206,7 @@ def warmed_up(run, optimizer):
     for step in range(run.steps):
         optimizer.zero_grad()
         run.loss_at(step).backward()
-        nn.utils.clip_grad_norm_(run.model.parameters(), 1e-3)
+        nn.utils.clip_grad_norm_(run.model.parameters(), 0.1)
         optimizer.step()
         schedule.step()
 
@@ -270,7 +269,7 @@ for _name in BODIES:
     for _word, _loop, _optimizer in (
         ("accumulated", accumulated, everything),
         ("cleared_behind_the_forward", cleared_behind_the_forward, everything),
-        ("warmed_up_and_clipped", warmed_up, lambda m: SGD(m.parameters(), 1e-3)),
+        ("warmed_up_and_clipped", warmed_up, lambda m: SGD(m.parameters(), 0.05)),
         ("decayed_to_zero", decayed_to_zero, everything),
         ("alternating_optimizers", alternating,
          lambda m: [ADAM(m.head.parameters(), 1e-3), SGD(others(m), 0.01)]),
@@ -278,6 +277,16 @@ for _name in BODIES:
     ):  # fmt: skip
         HEALTHY.add(f"{_word}_{_name}", functools.partial(built, _name, _optimizer, loop=_loop), forms=HISTORY)
     HEALTHY.add(f"frozen_backbone_{_name}", functools.partial(frozen_backbone, _name), forms=HISTORY)
-    HEALTHY.add(f"usual_decay_{_name}", functools.partial(built, _name, lambda m: ADAMW(m.parameters(), 1e-2, weight_decay=0.1)), forms=HISTORY)
-    HEALTHY.add(f"bfloat16_{_name}", functools.partial(lowered, _name, lambda m: SGD(m.parameters(), 0.1)), forms=HISTORY)
-    HEALTHY.add(f"clipped_as_usual_{_name}", functools.partial(built, _name, lambda m: SGD(m.parameters(), 0.1), loop=clipped(0.5)), forms=HISTORY)
+    HEALTHY.add(
+        f"usual_decay_{_name}",
+        functools.partial(built, _name, lambda m: ADAMW(m.parameters(), 1e-2, weight_decay=0.1)),
+        forms=HISTORY,
+    )
+    HEALTHY.add(
+        f"bfloat16_{_name}", functools.partial(lowered, _name, lambda m: SGD(m.parameters(), 0.1)), forms=HISTORY
+    )
+    HEALTHY.add(
+        f"clipped_as_usual_{_name}",
+        functools.partial(built, _name, lambda m: SGD(m.parameters(), 0.1), loop=clipped(0.5)),
+        forms=HISTORY,
+    )

@@ -52,7 +52,7 @@ def test_gradients_arrive_and_nothing_moves(program: Program, seed: int) -> None
     built = program.build(seed)
     optimizer = built.optimized()  # may replace a part of the model
     start = state_of(built.model)
-    arrived = {name: 0.0 for name in start}
+    arrived = dict.fromkeys(start, 0.0)
     for name, parameter in built.model.named_parameters():
         parameter.register_hook(lambda g, name=name: arrived.update({name: arrived[name] + float(g.float().norm())}))
     built.train(optimizer)
