@@ -365,15 +365,3 @@ def referenced(tensor: Tensor) -> bool:
 
 
 _UNHELD = 4  # references: the caller's two, the parameter above, and that of ``getrefcount``
-
-
-def writes_to(values: Tensor) -> int:
-    """How often a tensor has been written to in place, as autograd counts it; 0 where nobody counts.
-
-    ``Tensor._version``: no public name tells whether a tensor was changed without a copy of it.  Without it nothing is
-    ever seen to change.  Inference tensors have none.
-    """
-    try:
-        return int(values._version)  # noqa: SLF001
-    except (AttributeError, RuntimeError):
-        return 0

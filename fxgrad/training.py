@@ -15,7 +15,7 @@ from fxgrad.record.recorder import HISTORY, Kept, Recorder
 from fxgrad.record.scaling import Reading, Scales
 from fxgrad.record.updates import Step, Updates
 from fxgrad.schema import GradientFlow, OptimizerFacts
-from fxgrad.torch_private import writes_to
+from fxgrad.torch_private import version_of
 
 _Token = tuple[Any, ...]
 
@@ -181,7 +181,7 @@ class _Others:
         for _, names, parameter in parameters:
             if id(parameter) in grouped or not parameter.requires_grad:
                 continue
-            now = id(parameter), writes_to(parameter)
+            now = id(parameter), version_of(parameter)
             if now != self._seen.setdefault(names[0], now):
                 self._moved.add(names[0])
 
