@@ -71,6 +71,26 @@ def test_the_node_whose_gain_jumped_is_blamed() -> None:
     assert finding.evidence["gain_factor"] == pytest.approx(1000.0)
 
 
+def given(flow: GradientFlow, *entries: float) -> GradientFlow:
+    """The same with these numbers as the model's input."""
+    first = replace(flow.sites[0], value=of_entries(entries))
+    return replace(flow, sites=(first, *flow.sites[1:]))
+
+
+def test_on_the_same_inputs_the_steps_overshoot() -> None:
+    flows = history([2.0, *noise(24)[1:], 100.0])
+    (finding,) = found(flows, "spike")
+    assert finding.severity == "warning" and "the inputs are those of the step before" in finding.message
+    fresh = [given(flow, 1.0, float(at)) for at, flow in enumerate(flows)]
+    (finding,) = found(fresh, "spike")
+    assert finding.severity == "warning" and "suspect the batch" in finding.message
+
+
+def test_a_swing_at_the_end_of_a_fit_is_information() -> None:
+    (finding,) = found(history([200.0, *noise(24), 100.0]), "spike")
+    assert finding.severity == "info" and "overshoot" in finding.message
+
+
 # ---- loss_seed -----------------------------------------------------------------------------------------------------
 
 
