@@ -102,20 +102,31 @@ def detached(evidence: Evidence) -> Iterator[Finding]:
     """A trainable parameter is used, and all that depends on it goes through a node that carries no gradient.
 
     Exact: read off the graph.  A detach is no fault where every trainable parameter gets a gradient by another way
-    (straight-through estimate, teacher).
+    (straight-through estimate, teacher).  Information where an optimizer was given that has none of them.
     """
     view = evidence.view
     for key, records in _grouped(evidence, "detached").items():
         node = view.nodes[str(key)]
         names = tuple(record.name for record in records)
         how, mend = _how(view, node)
+        untrained = _left_out(view, names)
+        if untrained:
+            how, mend = f"{how}; no optimizer has them", "nothing for a teacher; requires_grad_(False) says so"
         draft = Draft(
-            evidence, "detached", "error",
+            evidence, "detached", "info" if untrained else "error",
             f"no gradient reaches {listed(names)}: {view.source_words(node.key)} cuts it off; {how}", mend,
             {"parameters": len(names)},
         )  # fmt: skip
         path = view.way_back(node.key)
         yield draft.at(node, affected=names, path=path, confidence="exact")
+
+
+def _left_out(view: FlowView, names: tuple[str, ...]) -> bool:
+    """Whether no optimizer of the watch has these parameters, while it has others: a teacher, a moving average."""
+    facts = view.flow.optimizer
+    if facts is None or not set(names) <= set(facts.missing):
+        return False
+    return any(r.requires_grad and r.name not in facts.missing for r in view.flow.parameters)
 
 
 def _how(view: FlowView, node: Node) -> tuple[str, str]:

@@ -16,6 +16,7 @@ from fxgrad.schema import Finding, ParameterRecord, Severity, Update
 _USUAL = 20  # steps over which the size of updates is judged
 _FELL = 0.1  # of its first norm: below it a small gradient is a fit, no fault
 _RUINOUS = 10.0  # times its own norm by which no matrix is ever meant to change
+_SETTLED = 0.5  # times the gradient's norm before a step below which what followed went well
 _HARM = 4.0  # times the gradient's norm before a step from which on the step has done harm
 
 
@@ -118,7 +119,7 @@ def _large(evidence: Evidence, steps: list[tuple[int, dict[str, float]]]) -> Fin
     if update is not None and update.learning_rate is not None:
         numbers["learning_rate"] = update.learning_rate
         words += f" at a learning rate of {number(update.learning_rate)}"
-    bad = len(steps) > 1 or large[name] > _RUINOUS or _harmed(evidence, at)
+    bad = (len(steps) > 1 and not _settled(evidence, at)) or large[name] > _RUINOUS or _harmed(evidence, at)
     draft = Draft(
         evidence, "update_size", "error" if bad else "info",
         f"the step behind backward {view.flow.event.backward} changed {name} {words} (usual: 1e-3), "
@@ -131,16 +132,20 @@ def _large(evidence: Evidence, steps: list[tuple[int, dict[str, float]]]) -> Fin
     return draft.at(None, view=view, parameter=name, affected=tuple(large), confidence="exact")
 
 
+def _settled(evidence: Evidence, at: int) -> bool:
+    """Whether the gradient has fallen since a step, as where LBFGS goes a long way in a few."""
+    before, now = total_norm(evidence.views[at]), total_norm(evidence.view)
+    return before is not None and now is not None and now < _SETTLED * before
+
+
 def _harmed(evidence: Evidence, at: int) -> bool:
-    """Whether the gradient is gone, non-finite or much larger in a flow behind a step; unknown is no harm."""
+    """Whether behind a step the gradient is gone or non-finite, or much larger for most of the time."""
     before = total_norm(evidence.views[at])
     if before is None:
         return False
-    for view in evidence.views[at + 1 :]:
-        after = total_norm(view)
-        if view.flow.parameters and (after is None or after > _HARM * before):
-            return True
-    return False
+    later = [total_norm(view) for view in evidence.views[at + 1 :] if view.flow.parameters]
+    known = [norm for norm in later if norm is not None]
+    return len(known) < len(later) or (bool(known) and median(known) > _HARM * before)
 
 
 def _unusual(evidence: Evidence, views: list[FlowView]) -> Iterator[Finding]:
