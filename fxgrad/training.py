@@ -182,8 +182,10 @@ class _Others:
             if id(parameter) in grouped or not parameter.requires_grad:
                 continue
             now = id(parameter), version_of(parameter)
-            if now != self._seen.setdefault(names[0], now):
+            before = self._seen.get(names[0], now)
+            if before[0] == now[0] and before != now:  # another tensor under the name was not written to
                 self._moved.add(names[0])
+            self._seen[names[0]] = now
 
     def among(
         self, parameters: Sequence[tuple[int, tuple[str, ...], Tensor]], grouped: set[int]

@@ -41,7 +41,9 @@ def only(flow: fxgrad.GradientFlow) -> StepFacts:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
 def test_what_a_step_found_and_what_was_carried(dtype: torch.dtype) -> None:
     model = net(dtype)
-    optimizer = torch.optim.SGD([{"params": model[0].parameters()}, {"params": model[2].parameters(), "lr": 0.02}], 0.01)
+    optimizer = torch.optim.SGD(
+        [{"params": model[0].parameters()}, {"params": model[2].parameters(), "lr": 0.02}], 0.01
+    )
     want = []
     with fxgrad.watch(model, optimizer=optimizer) as watch:
         for seed in range(4):
@@ -105,6 +107,18 @@ def test_who_is_in_no_group_and_who_moves_all_the_same() -> None:
         assert watch.flow().optimizer.moved == ("2.weight",)
         optimizer.add_param_group({"params": [model[2].weight]})
         assert watch.flow().optimizer.missing == ()
+
+
+def test_another_tensor_under_the_name_is_not_moved() -> None:
+    model = net()
+    optimizer = torch.optim.SGD(model[0].parameters(), 0.1)
+    with fxgrad.watch(model, optimizer=optimizer) as watch:
+        for seed in range(3):
+            loss_of(model, seed).backward()
+            optimizer.step()
+            model[2].weight = nn.Parameter(model[2].weight.detach().clone())
+        assert watch.flow().optimizer.moved == ()
+        assert "2.weight" in watch.flow().optimizer.missing
 
 
 def test_an_optimizer_of_a_copy_misses_everything() -> None:

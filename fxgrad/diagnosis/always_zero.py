@@ -14,7 +14,6 @@ from fxgrad.diagnosis.kinds import RECTIFIERS
 from fxgrad.diagnosis.missing import cuts
 from fxgrad.diagnosis.view import FlowView
 from fxgrad.diagnosis.weights import main_weight
-from fxgrad.diagnosis.zeros import blockers
 from fxgrad.schema import Finding, Node, ParameterRecord, Severity
 
 #: The rules whose findings name parameters without a gradient.
@@ -214,12 +213,47 @@ def _stuck(view: FlowView, node: Node, weight: ParameterRecord) -> _Reason:
 
 
 def _blocker(view: FlowView, key: str) -> Node | None:
-    """The node behind ``key``, nearest to it, that got a gradient and sends exact zeros."""
-    return next((n for n in reversed(blockers(view)) if n.key == key or view.depends(n.key, on=key)), None)
+    """The node behind ``key``, nearest to it, that got a gradient and sends exact zeros this way."""
+    queue, seen = [key], {key}
+    while queue:
+        users = [edge.consumer.key for edge in view.users[queue.pop(0)]]
+        for user in users:
+            if view.received(user):
+                return view.nodes[user]
+            if user not in seen and view.received(user) is not None:  # what got no gradient at all is another way
+                seen.add(user)
+                queue.append(user)
+    return None
+
+
+def _shut(evidence: Evidence, node: Node) -> _Reason | None:
+    """A product with something that is zero all over: a gate or a mask that lets nothing through in this step."""
+    view = evidence.view
+    zeros = [
+        e.producer for e in view.takes[node.key]
+        if (site := view.by_id.get(e.producer + e.output_position)) is not None
+        and site.value is not None and site.value.all_zero
+    ]  # fmt: skip
+    if view.kinds[node.key] not in {"mul", "matmul"} or not zeros:
+        return None
+    source = view.nodes[_source(view, zeros[0])]
+    weight = _zero_weight(view, source)
+    if weight is not None:
+        return _stuck(view, source, weight)
+    long = len(evidence.views) >= evidence.thresholds.idle
+    return _Reason(
+        "zero", "warning" if long else "info", node,
+        "what comes of it is multiplied by zeros, a gate or mask that is shut",
+        "check what shuts it (of experts: balance the routing)" if long
+        else "nothing, where another step lets something through",
+    )  # fmt: skip
 
 
 def _blocked(evidence: Evidence, node: Node) -> _Reason:
     view = evidence.view
+    shut = _shut(evidence, node)
+    if shut is not None:
+        return shut
     kind, words = view.kinds[node.key], view.source_words(node.key)
     taken = [view.by_id[e.producer + e.output_position] for e in view.takes[node.key]
              if e.producer + e.output_position in view.by_id]  # fmt: skip

@@ -108,9 +108,12 @@ def optimizer_idle(evidence: Evidence) -> Iterator[Finding]:
     if not steps:
         yield from _never(evidence, facts)
         return
-    yield from _without_rate(evidence, steps)
-    yield from _emptied(evidence, facts, steps)
-    yield from _clipped(evidence, steps)
+    for reason in (_without_rate(evidence, steps), _emptied(evidence, facts, steps), _clipped(evidence, steps)):
+        found = list(reason)
+        if found:
+            yield from found
+            return
+    yield from _rounded(evidence, steps)
 
 
 def _never(evidence: Evidence, facts: OptimizerFacts) -> Iterator[Finding]:
@@ -210,6 +213,24 @@ def _clipped(evidence: Evidence, steps: list[tuple[FlowView, StepFacts]]) -> Ite
             {"left": left, "steps": len(recent)},
         )  # fmt: skip
         yield draft.at(None)
+
+
+def _rounded(evidence: Evidence, steps: list[tuple[FlowView, StepFacts]]) -> Iterator[Finding]:
+    """Steps with a gradient and a rate that leave every parameter bit for bit as it was."""
+    if len(steps) < evidence.thresholds.steps or _warms_up([step for _, step in steps]):
+        return
+    for view, step in steps:
+        changes = [r.update.l2_norm for r in view.flow.parameters if r.update is not None]
+        if not step.gradient_norm or not changes or any(change != 0 for change in changes):
+            return
+    rate = max((rate for rate in steps[-1][1].learning_rates if rate is not None), default=0.0)
+    draft = Draft(
+        evidence, "optimizer_idle", "error",
+        f"none of {len(steps)} steps changed a single entry, at a learning rate of {number(rate)}: what a step adds is "
+        "lost to rounding",
+        "raise the learning rate", {"steps": len(steps), "learning_rate": rate},
+    )  # fmt: skip
+    yield draft.at(None, confidence="exact")
 
 
 def _warms_up(steps: Sequence[StepFacts]) -> bool:

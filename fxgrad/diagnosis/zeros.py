@@ -232,10 +232,17 @@ def _zero_factor(evidence: Evidence, node: Node) -> _Verdict | None:
         cause = f"it multiplies by {fixed[0]}, which is zero all over and never changes"
         return _Verdict("error", node, cause, "check the mask: it shuts the branch off for good")
     mend = "nothing to mend where this is an idle branch, a gate that is shut or padding"
-    sole = view.separates(node.key)
-    verdict = _Verdict("warning" if sole else "info", node, "the other factor is zero all over in this step",
+    sole, long = view.separates(node.key), _shut(evidence, node)
+    mend = f"check what shuts it: it was so in all {len(evidence.views)} backward passes" if long else mend
+    verdict = _Verdict("warning" if sole or long else "info", node, "the other factor is zero all over in this step",
                        "check the mask: all that the model computes goes through it" if sole else mend)  # fmt: skip
     return verdict if view.flow.event.values else None
+
+
+def _shut(evidence: Evidence, node: Node) -> bool:
+    """Whether a node let nothing through in any of many flows."""
+    views = evidence.views
+    return len(views) >= evidence.thresholds.idle and all(node in blockers(view) for view in views)
 
 
 def _zero_buffer(view: FlowView, name: str) -> bool:

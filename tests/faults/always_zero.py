@@ -359,6 +359,32 @@ def unrouted(name, expert, width, shape, samples):
         )  # fmt: skip
 
 
+class Dense(nn.Module):
+    """Every expert works on every token, and a mask of the chosen one is multiplied in."""
+
+    def __init__(self, expert, count=4):
+        super().__init__()
+        self.router, self.out = nn.Linear(8, count), nn.Linear(8, 4)
+        self.experts = nn.ModuleList(expert() for _ in range(count))
+        with torch.no_grad():
+            self.router.bias[0] += 4
+
+    def forward(self, x):
+        gates = torch.sigmoid(self.router(x))
+        mask = F.one_hot(gates.argmax(-1), len(self.experts)) * gates
+        return self.out(x + sum(mask[..., k : k + 1] * expert(x) for k, expert in enumerate(self.experts)))
+
+
+for _name, _expert in (
+    ("linear", lambda: nn.Linear(8, 8)),
+    ("two_layer", lambda: nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8))),
+):
+    UNROUTED.add(
+        f"masked_{_name}_experts", lambda expert=_expert: run(Dense(expert), (32, 8), xent(32, 4), 14), ("zero", "unused"),
+        culprits=("experts", "mul", "router"), victims=("experts.1", "experts.2", "experts.3"), forms=HISTORY,
+    )  # fmt: skip
+
+
 unrouted("linear_experts", lambda: nn.Linear(8, 8), 8, (32, 8), 32)
 unrouted("two_layer_experts", lambda: nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8)), 8, (32, 8), 32)
 unrouted(

@@ -38,7 +38,9 @@ def critic(act):
 
 
 def image_critic():
-    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.LeakyReLU(0.2), nn.Conv2d(8, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(32, 1))
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.LeakyReLU(0.2), nn.Conv2d(8, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(32, 1)
+    )
 
 
 def penalty(name, make, shape, only=False):
@@ -121,7 +123,9 @@ def unwritten(name, take):
 
     def program():
         junk = [torch.full((64, 16), float("nan")) for _ in range(20)]  # what such memory may well hold
-        net = Net(lambda self, x: self.head(take(torch.tanh(self.body(x)))), body=nn.Linear(8, 16), head=nn.Linear(16, 3))
+        net = Net(
+            lambda self, x: self.head(take(torch.tanh(self.body(x)))), body=nn.Linear(8, 16), head=nn.Linear(16, 3)
+        )
         del junk
         return Built(net, (torch.randn(64, 8),), xent(64, 3))
 
@@ -140,7 +144,6 @@ def _filled(make):
 unwritten("filled_new_empty", _filled(lambda h: h.new_empty(h.shape)))
 unwritten("filled_empty", _filled(lambda h: torch.empty(h.shape)))
 unwritten("filled_empty_like", _filled(torch.empty_like))
-unwritten("filled_row_by_row", lambda h: _rows(h))
 unwritten("empty_and_zeroed", lambda h: h + torch.empty_like(h).zero_())
 unwritten("noise_into_empty", lambda h: h + 0.1 * torch.empty_like(h).normal_())
 
@@ -150,6 +153,9 @@ def _rows(h):
     for number, row in enumerate(h.chunk(4)):
         memory[number * 16 : number * 16 + 16] = row
     return memory
+
+
+unwritten("filled_row_by_row", _rows)
 
 
 # ---- steps ---------------------------------------------------------------------------------------------------------
