@@ -91,6 +91,18 @@ def test_what_is_cleared_between_the_backward_passes_of_a_step_is_not_carried() 
     assert all(step.carried_norm == 0 for step in steps.values())
 
 
+def test_gradients_that_are_assigned_are_not_carried() -> None:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with fxgrad.watch(model, optimizer=optimizer) as watch:
+        for seed in range(3):
+            found = torch.autograd.grad(loss_of(model, seed), list(model.parameters()))
+            for parameter, gradient in zip(model.parameters(), found, strict=True):
+                parameter.grad = gradient
+            optimizer.step()
+    assert [only(flow).carried_norm for flow in watch.history] == [0.0] * 3
+
+
 def test_who_is_in_no_group_and_who_moves_all_the_same() -> None:
     model = net()
     optimizer = torch.optim.SGD(model[0].parameters(), 0.1)

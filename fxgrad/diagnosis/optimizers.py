@@ -8,6 +8,7 @@ from itertools import pairwise
 from statistics import median
 
 from fxgrad.diagnosis.check import Draft, Evidence, LackingError, listed, number
+from fxgrad.diagnosis.steps import total_norm
 from fxgrad.diagnosis.view import FlowView
 from fxgrad.schema import Finding, OptimizerFacts, ParameterRecord, StepFacts, Update
 
@@ -133,8 +134,8 @@ def _never(evidence: Evidence, facts: OptimizerFacts) -> Iterator[Finding]:
             yield draft.at(None, confidence="exact")
         return
     cleared = [view.flow.event.accumulating is False for view in evidence.views[1:]]
-    if _changed(evidence):
-        return  # another optimizer does it than the one that was given
+    if _changed(evidence) or all(total_norm(view) is None for view in evidence.views):
+        return  # another optimizer does it than the one that was given; or no gradient was fit for a step
     if evidence.several and all(cleared):
         draft = Draft(
             evidence, "optimizer_idle", "error",

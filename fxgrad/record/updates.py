@@ -18,6 +18,8 @@ from fxgrad.record.changes import Layout, Measured, Settings, joint_norm
 from fxgrad.record.recorder import HISTORY
 from fxgrad.schema import StepFacts, Update
 
+_ASKED = 4  # parameters that are asked whether their gradient is still in the same memory
+
 
 @dataclass(slots=True, eq=False)
 class Step:
@@ -87,6 +89,25 @@ class Step:
         return found
 
 
+@dataclass(frozen=True, slots=True)
+class _Carried:
+    """What ``.grad`` held when a backward event began, and where in memory, for a few of the parameters."""
+
+    event: int
+    norm: Tensor | float | None
+    places: list[tuple[Tensor, int]]
+
+    def now(self) -> Tensor | float | None:
+        """The norm, where ``.grad`` is that memory still: a backward pass adds to it, an assignment replaces it."""
+        moved = [parameter.grad is not None and _place(parameter.grad) != place for parameter, place in self.places]
+        return 0.0 if moved and all(moved) else self.norm
+
+
+def _place(gradient: Tensor) -> int:
+    """Where its memory begins; 0 where it has none of its own."""
+    return gradient.data_ptr() if type(gradient) is Tensor and gradient.layout is torch.strided else 0
+
+
 def _cosine(before: float, change: float, left: float) -> float | None:
     """Of what a step took away and the parameter before it, which is what was taken away and what is left."""
     size = before * change
@@ -125,7 +146,7 @@ class Updates:
         self._measures = False  # whether the step that runs is one to be measured
         self._settings: list[Settings] = []
         self._gradient: Tensor | None = None
-        self._carried: deque[tuple[int, Tensor | float | None]] = deque(maxlen=HISTORY)
+        self._carried: deque[_Carried] = deque(maxlen=HISTORY)
         self._optimizer = weakref.ref(optimizer)
         self._found: Tensor | None = None
         self._skips: Tensor | None = None
@@ -149,8 +170,9 @@ class Updates:
 
     def begins(self, event: int) -> None:
         """A backward event begins: what gradients its parameters carry from before."""
-        there = [p.grad for p in self._grouped() if p.grad is not None]
-        self._carried.append((event, joint_norm(there) if there else 0.0))
+        there = [(p, p.grad) for p in self._grouped() if p.grad is not None]
+        norm = joint_norm([gradient for _, gradient in there]) if there else 0.0
+        self._carried.append(_Carried(event, norm, [(p, place) for p, g in there[:_ASKED] if (place := _place(g))]))
 
     def _grouped(self) -> Iterator[Tensor]:
         optimizer = self._optimizer()
@@ -218,7 +240,7 @@ class Updates:
         except Exception as error:  # noqa: BLE001  # as above
             self._give_up(error)
             return
-        carried = [norm for event, norm in self._carried if first <= event < self._first]
+        carried = [one.now() for one in self._carried if first <= one.event < self._first]
         step = Step(self.type, self.place, number, first, self._first, layout, measured, self._settings)
         step.gradient, step.carried, step.found, step.skips = self._gradient, carried, self._found, self._skips
         self.steps.append(step)
