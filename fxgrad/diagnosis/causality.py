@@ -15,7 +15,7 @@ _NUMERIC = frozenset({
 _GRAVITY = {"error": 0, "warning": 1, "info": 2}
 #: What the rules about the optimizer explain, once they are errors or warnings.
 _TRAINING = {
-    "optimizer_idle": frozenset({"update_size", "optimizer_epsilon", "update_lost", "weight_decay"}),
+    "optimizer_idle": frozenset({"update_size", "optimizer_epsilon", "weight_decay"}),
     "zero_grad_missing": frozenset({"update_size", "spike", "exploding", "loss_seed", "overflow_risk", "nonfinite"}),
     "weight_decay": frozenset({"update_size", "vanishing", "zero", "underflow", "optimizer_epsilon"}),
     "update_lost": frozenset({"update_size"}),
@@ -74,8 +74,9 @@ def explains(evidence: Evidence, cause: Finding, finding: Finding) -> bool:  # n
         return cause.rule == finding.rule and finding.rule in _GROUPED and _earlier(evidence, cause, finding)
     if cause.severity == "info":
         return False
-    if finding.rule == "optimizer_idle" and "left" in finding.evidence:  # what exploded had to be clipped
-        return cause.rule in {"exploding", "scale_break"}
+    if finding.rule == "optimizer_idle" and finding.evidence.keys() & {"left", "learning_rate"}:
+        # What exploded had to be clipped, and what vanished moves nothing.
+        return cause.rule in {"exploding", "scale_break", "vanishing", *_LOCAL}
     if cause.rule in _TRAINING:
         return finding.rule in _TRAINING[cause.rule]
     if cause.rule == "nonfinite":

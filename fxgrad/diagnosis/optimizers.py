@@ -221,7 +221,10 @@ def _rounded(evidence: Evidence, steps: list[tuple[FlowView, StepFacts]]) -> Ite
     if len(steps) < evidence.thresholds.steps or _warms_up([step for _, step in steps]):
         return
     for view, step in steps:
-        changes = [r.update.l2_norm for r in view.flow.parameters if r.update is not None]
+        moved = [r for r in view.flow.parameters if r.update is not None]
+        changes = [r.update.l2_norm for r in moved if r.update is not None]
+        if any(r.dtype in {"float16", "bfloat16"} for r in moved):
+            return  # ``update_lost`` judges it
         if not step.gradient_norm or not changes or any(change != 0 for change in changes):
             return
     rate = max((rate for rate in steps[-1][1].learning_rates if rate is not None), default=0.0)

@@ -381,7 +381,8 @@ for _name, _expert in (
 ):
     UNROUTED.add(
         f"masked_{_name}_experts", lambda expert=_expert: run(Dense(expert), (32, 8), xent(32, 4), 14),
-        ("zero", "unused"), culprits=("experts", "mul", "router"), victims=("experts.1", "experts.2", "experts.3"), forms=HISTORY,
+        ("zero", "unused"), culprits=("experts", "mul", "router"),
+        victims=("experts.1", "experts.2", "experts.3"), forms=HISTORY,
     )  # fmt: skip
 
 
