@@ -82,7 +82,7 @@ class _Following:
         if self.session is not None:
             del self.session.given  # what runs again in the backward pass keeps the session
         if self._beside is not None:
-            self._beside.native.leave()
+            self._beside.close()
 
     def run(self) -> Any:
         """Run the forward."""
