@@ -6,9 +6,10 @@ import math
 from collections.abc import Iterable
 from dataclasses import fields
 
-from fxgrad.graph import Drop, biggest_drops, joint_norm, ratios, sites_of
+from fxgrad.graph import Drop, biggest_drops, ratios, sites_of
 from fxgrad.render.boxes import Box
 from fxgrad.render.gains import Gains
+from fxgrad.render.scale import joint
 from fxgrad.render.words import (
     Look,
     audit_lines,
@@ -21,7 +22,7 @@ from fxgrad.render.words import (
     shape_words,
     way_words,
 )
-from fxgrad.schema import BlindSpot, Edge, GradientFlow, Node, NormWord, ParameterRecord, Site, Statistics
+from fxgrad.schema import BlindSpot, GradientFlow, Node, NormWord, ParameterRecord, Site, Statistics
 
 _NAME = 44  # characters of a name in a label; the tooltip has all of it
 _TENSORS = 3  # outputs of one node that its label lists
@@ -62,6 +63,18 @@ class Labels:
         ranked: tuple[Look, ...] = ("measured", "outside_range", "zero")
         return next((look for look in ranked if look in outer), "not_measured")
 
+    def gain(self, box: Box) -> float | None:
+        """What it passes back to its inputs over what it received; None where that cannot be told."""
+        return self._gains.of({node.key for node in box.all_nodes}, box.outputs)
+
+    def words(self, box: Box) -> str:
+        """The norm of what a box receives, and what is special about it."""
+        return self._norm_words(box.outputs)
+
+    def reasons(self, box: Box) -> list[str]:
+        """Why its first node has no gradient, in words of ``REASONS``."""
+        return list(dict.fromkeys(spot.reason for spot in self._spots.get(box.all_nodes[0].key, [])))
+
     def drops(self, box: Box) -> list[Drop]:
         """Those of the biggest drops of the flow that lie in this box, if they are below a twentieth."""
         return [self._drops[site.id] for site in self._inner(box) if site.id in self._drops]
@@ -96,7 +109,7 @@ class Labels:
         count = len(box.all_nodes)
         nodes = f"{count} node{'s' if count > 1 else ''}"
         if box.blocks:
-            lines = [_run_name(box), f"{len(box.blocks)}x {short(box.type)}, {nodes}"]
+            lines = [_run_name(box), f"{len(box.blocks)}x {short(box.kind)}, {nodes}"]
         else:
             lines = [f"{short(box.path)} ({short(box.type)}, {nodes})"]
         lines.append(self._norm_line(box))
@@ -134,7 +147,7 @@ class Labels:
         words = self._range_words(box) if box.blocks else self._norm_words(box.outputs)
         if not any(site.measured for site in box.outputs) or self._bad(box.outputs):
             return words
-        gain = self._gains.of({node.key for node in box.all_nodes}, box.outputs)
+        gain = self.gain(box)
         return f"{self._norm} {words}" + ("" if gain is None else f", gain {number(gain)}")
 
     @staticmethod
@@ -168,7 +181,7 @@ class Labels:
         """Everything that is known of a node; of a collapsed box its outputs, and its nodes in one line each."""
         if box.single:
             return self._node_tooltip(box.nodes[0])
-        lines = [f"{box.path} ({box.type}) receives"]
+        lines = [f"{box.name} ({box.kind}) receives"]
         for site in box.outputs:
             lines += self._site_tooltip(site)
         nodes = box.all_nodes
@@ -201,27 +214,13 @@ class Labels:
         return f"{node.key}: {words}" + (f", {node.source}" if node.source else "")
 
 
-def joint(sites: Iterable[Site | Edge], norm: NormWord) -> float | None:
-    """One number for several sites or edges: l2 norm and rms over all entries, the largest of the ``max_abs``."""
-    found = [site for site in sites if site.statistics is not None]
-    if not found:
-        return None
-    if norm == "max_abs":
-        return max(site.max_abs or 0.0 for site in found)
-    value = joint_norm(found)
-    entries = sum(site.statistics.numel for site in found if site.statistics is not None)
-    if value is None or norm == "l2_norm":
-        return value
-    return value / math.sqrt(entries) if entries else 0.0
-
-
 def short(text: str, length: int = _NAME) -> str:
     """``text``, or its beginning and its end where it is longer than ``length``."""
     return text if len(text) <= length else f"{text[: length // 2]}...{text[-(length // 2 - 3) :]}"
 
 
 def _run_name(box: Box) -> str:
-    first, last = box.blocks[0].path, box.blocks[-1].path
+    first, last = box.blocks[0].name, box.blocks[-1].name
     if len(first) + len(last) > _NAME:
         last = last.rpartition(".")[2]  # they have the same parent
     return f"{short(first)} ... {short(last, 30)}"

@@ -63,7 +63,9 @@ class Marks:
         self._culprits: dict[int, dict[str, Finding]] = {}  # box -> word -> finding
         self._hints: dict[int, list[Finding]] = {}  # information, for tooltips only
         listed = zip(words_of(findings), findings, nodes_blamed(flow, findings), strict=True)
-        for word, finding, blamed in listed:
+        self._keys: list[tuple[int, str]] = []
+        for place, (word, finding, blamed) in enumerate(listed, start=1):
+            self._keys += [(place, key) for key in blamed if finding.severity != "info"]
             for index in dict.fromkeys(number[key] for key in blamed if key in number):
                 if finding.severity == "info":
                     self._hints.setdefault(index, []).append(finding)
@@ -73,6 +75,14 @@ class Marks:
     def __bool__(self) -> bool:
         """Whether any box is marked."""
         return bool(self._culprits)
+
+    def numbers(self, index: int) -> list[int]:
+        """The numbers of the findings whose culprit is in a box, as in the list of all findings."""
+        return [int(word.split()[0]) for word in self._culprits.get(index, {})]
+
+    def blamed(self, index: int) -> dict[str, int]:
+        """Keys of the nodes in a box that findings blame, each with the number of the first."""
+        return {key: n for n, key in reversed(self._keys) if self._number.get(key) == index}
 
     def lines(self, index: int) -> list[str]:
         """What the label of a box says above its name; nothing for one without a culprit."""

@@ -13,7 +13,6 @@ from fxgrad.errors import OptionError
 from fxgrad.graph import backward_order, biggest_drops, ratios
 from fxgrad.render.findings import severity_counts, top_lines
 from fxgrad.render.marks import findings_from, nodes_blamed, ranked
-from fxgrad.render.palette import DECADES
 from fxgrad.render.words import (
     before_after,
     blind_counts,
@@ -31,6 +30,7 @@ from fxgrad.render.words import (
 from fxgrad.schema import Finding, GradientFlow, NormWord, Site
 
 _BAR = 12
+_DECADES = 2.0  # a bar that is shorter than this is stretched to it, or round-off would look like a fault
 _REWRITTEN = 10  # rows for edges, and for parameters, that rules act on
 _STYLES = {
     "measured": "",
@@ -167,7 +167,7 @@ def _bar(site: Site, norm: NormWord, scale: tuple[float, float]) -> str:
     low, high = scale
     value = site.statistics.norm(norm)
     # Norms that lie close together all get long bars: their differences are no story.
-    length = round(_BAR * (1 - (high - math.log10(value)) / max(high - low, DECADES))) if value else 0
+    length = round(_BAR * (1 - (high - math.log10(value)) / max(high - low, _DECADES))) if value else 0
     return ("#" * max(1, length)).ljust(_BAR)
 
 

@@ -13,6 +13,7 @@ Units and conventions, used everywhere in the package:
 
 from __future__ import annotations
 
+from fxgrad.schema.drawing import DirectionWord, PictureWords, ScaleWord, TableWords, ThemeWord
 from fxgrad.schema.findings import RULES, Confidence, Diagnosis, Finding, NotChecked, Severity
 from fxgrad.schema.flow import CaptureReport, EventInfo, GradientFlow, Sink
 from fxgrad.schema.records import (
@@ -43,6 +44,7 @@ __all__ = [
     "Constant",
     "Consumer",
     "Diagnosis",
+    "DirectionWord",
     "Edge",
     "EventInfo",
     "Finding",
@@ -57,14 +59,18 @@ __all__ = [
     "NotRewritten",
     "OptimizerFacts",
     "ParameterRecord",
+    "PictureWords",
     "Reason",
     "RewriteReport",
     "Rewritten",
     "RuleRecord",
+    "ScaleWord",
     "Severity",
     "Sink",
     "Site",
     "SiteKind",
     "Statistics",
+    "TableWords",
+    "ThemeWord",
     "Update",
 ]

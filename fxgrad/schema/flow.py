@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from fxgrad.schema.drawing import PictureWords, TableWords
 from fxgrad.schema.findings import Diagnosis, Finding, NotChecked
 from fxgrad.schema.late import late as _late
 from fxgrad.schema.records import BlindSpot, Edge, ModuleCall, ModuleFlow, Node, ParameterRecord, Site
@@ -16,6 +17,7 @@ from fxgrad.schema.words import FrontEnd, Level, SiteKind
 if TYPE_CHECKING:
     import networkx as nx
     from rich.table import Table
+    from typing_extensions import Unpack
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,17 +143,17 @@ class GradientFlow:
         graph: nx.DiGraph[str] = _late("fxgrad.graph", "to_networkx")(self)
         return graph
 
-    def to_dot(self, path: str | Path | None = None, **options: Any) -> str:
-        """Graphviz DOT text (see ``fxgrad.render.dot.PictureOptions``), also written to ``path`` if given.
+    def to_dot(self, path: str | Path | None = None, **options: Unpack[PictureWords]) -> str:
+        """Graphviz DOT text (options: see ``fxgrad.schema.PictureWords``), also written to ``path`` if given.
 
         ``findings`` are those of this flow unless others are given (those of a series, or ``()`` for none).
         """
-        text: str = _late("fxgrad.render.dot", "to_dot")(self, path, **self._with_findings(options))
+        text: str = _late("fxgrad.render.dot", "to_dot")(self, path, self._with_findings(options))
         return text
 
-    def to_svg(self, path: str | Path | None = None, **options: Any) -> str:
+    def to_svg(self, path: str | Path | None = None, **options: Unpack[PictureWords]) -> str:
         """The picture as SVG text, also written to ``path`` if given; options as for ``to_dot``."""
-        text: str = _late("fxgrad.render.svg", "to_svg")(self, path, **self._with_findings(options))
+        text: str = _late("fxgrad.render.svg", "to_svg")(self, path, self._with_findings(options))
         return text
 
     def to_json(self, path: str | Path | None = None) -> str:
@@ -159,14 +161,14 @@ class GradientFlow:
         text: str = _late("fxgrad.store", "to_json")(self, path)
         return text
 
-    def table(self, **options: Any) -> Table:
+    def table(self, **options: Unpack[TableWords]) -> Table:
         """A rich table in backward order with the drops that matter and the culprits of findings marked."""
         found: Table = _late("fxgrad.render.text", "table")(self, **self._with_findings(options))
         return found
 
-    def _with_findings(self, options: dict[str, Any]) -> dict[str, Any]:
+    def _with_findings(self, options: Mapping[str, Any]) -> dict[str, Any]:
         given = options.get("findings")
-        return options | {"findings": self.findings if given is None else given}
+        return {**options, "findings": self.findings if given is None else given}
 
     def __rich__(self) -> Table:
         """What rich prints for a flow: its table."""
