@@ -75,7 +75,7 @@ def make_card(box: Box, index: int, labels: Labels, marks: Marks, size: Size) ->
     if plain:
         name, lines = "output", []
     elif box.blocks:
-        name, lines = _run_name(box), [_run_kind(box), _run_words(box, cells, size)]
+        name, lines = _run_name(box), [_run_kind(box), *_run_words(cells, size)]
     else:
         name, lines = middle(box.name, _ROOM, NAME_SIZE, bold=True), _lines(box, labels, look)
     lines = [middle(line, _ROOM + 60 if box.blocks else _ROOM, WORD_SIZE) for line in lines if line]
@@ -118,13 +118,16 @@ def _run_kind(box: Box) -> str:
     return f"{len(box.blocks)} × {', '.join(kinds)}" if alike else f"{len(box.blocks)} values in a row"
 
 
-def _run_words(box: Box, cells: tuple[Cell, ...], size: Size) -> str:
-    """The first, the worst and the last block's value."""
-    worst = worst_of(cells, size)
+def _run_words(cells: tuple[Cell, ...], size: Size) -> list[str]:
+    """The first and the last block's value, and the worst or marked one's."""
     first, last = cells[0], cells[-1]
-    if worst in (first, last) or abs(_far(worst, size) - max(_far(first, size), _far(last, size))) < _OFF:
-        return f"first {first.words} · last {last.words}"
-    return f"first {first.words} · worst {worst.words} at {worst.name.rpartition('.')[2]} · last {last.words}"
+    ends, worst = f"first {first.words} · last {last.words}", worst_of(cells, size)
+    name = worst.name.rpartition(".")[2]
+    if worst.finding is not None:
+        return [ends, f"marked: {worst.words} at {name}"]
+    if _far(worst, size) - max(_far(first, size), _far(last, size)) < _OFF:
+        return [ends]
+    return [ends, f"worst {worst.words} at {name}"]
 
 
 def worst_of(cells: tuple[Cell, ...], size: Size) -> Cell:

@@ -10,6 +10,7 @@ import json
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from fxgrad.render.engine import lay_out
 
@@ -114,6 +115,8 @@ def _in_columns(parts: Parts, columns: int) -> Layout | None:
         lefts.append(left)
         _add(result, made, left)
         left = result.width + _GAP
+    if columns == 2 and _nested(drawn - trunk) and not any(frame[1] > lefts[1] for frame in result.frames):  # noqa: PLR2004
+        _flip(result, lefts[1])
     for tail, head in sorted(drawn):
         gap = lefts[column[head]] - _GAP / 2 if (tail, head) in trunk else None
         result.edges[tail, head] = _link(parts, result, (tail, head), gap)
@@ -135,8 +138,14 @@ def _cuts(parts: Parts, columns: int) -> list[int]:
             even += 1
         near = [n for n in range(even - _WINDOW, even + _WINDOW + 1) if (cuts[-1] if cuts else 0) < n < len(heights)]
         if near:
-            cuts.append(min(near, key=lambda n: (crossing[n] + abs(n - even), n)))
+            cuts.append(min(near, key=lambda n: (crossing[n] + abs(n - even) + _shared(parts, n), n)))
     return cuts
+
+
+def _shared(parts: Parts, place: int) -> int:
+    """How many modules a cut at this box goes through."""
+    one, two = parts.containers[place - 1], parts.containers[place]
+    return sum(a == b for a, b in zip(one, two, strict=False))
 
 
 def _column(parts: Parts, members: list[int], stubs: list[Pair]) -> Layout | None:
@@ -231,6 +240,24 @@ def _add(result: Layout, made: Layout, left: float) -> None:
     for pair, path in made.edges.items():
         result.edges[pair] = Path(tuple(map(moved, path.points)), moved(path.tip))
     result.width, result.height = left + made.width, max(result.height, made.height)
+
+
+def _nested(pairs: Iterable[Pair]) -> bool:
+    """Whether edges lie inside of each other, as the skips of a U-Net: the first value is used last."""
+    listed = sorted(pairs)
+    return len(listed) > 1 and all(one[1] > two[1] and one[0] < two[0] for one, two in pairwise(listed))
+
+
+def _flip(layout: Layout, left: float) -> None:
+    """Let what lies to the right of ``left`` run up, so that nested edges lie side by side."""
+    tall = layout.height
+
+    def turned(point: Point) -> Point:
+        return (point[0], tall - point[1]) if point[0] > left else point
+
+    layout.boxes = {box: turned(point) for box, point in layout.boxes.items()}
+    layout.stubs = {pair: turned(point) for pair, point in layout.stubs.items()}
+    layout.edges = {p: Path(tuple(map(turned, path.points)), turned(path.tip)) for p, path in layout.edges.items()}
 
 
 def _link(parts: Parts, layout: Layout, pair: Pair, gap: float | None) -> Path:

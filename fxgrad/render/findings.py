@@ -15,7 +15,7 @@ from rich.text import Text
 from fxgrad.render.words import number, printable
 from fxgrad.schema import Diagnosis, Finding
 
-__all__ = ["at", "html_text", "one_line", "plain_text", "rich_text", "severity_counts", "shown_source", "top_lines"]
+__all__ = ["at", "finding_lines", "html_text", "one_line", "plain_text", "rich_text", "severity_counts", "shown_source", "top_lines"]
 
 _NAMES = 4  # parameters, nodes or consequences that a line lists
 _NUMBERS = 6  # figures of evidence
@@ -71,6 +71,12 @@ def _safe(words: str) -> str:
 def one_line(finding: Finding) -> str:
     """``ERROR dead at /relu (net.py:12): message``."""
     return printable(f"{finding.severity.upper()} {_head(finding)}: {finding.message}")
+
+
+def finding_lines(finding: Finding) -> list[str]:
+    """The finding's head, its cause, and what to try: a line each."""
+    lines = [f"{finding.severity.upper()} {_head(finding)}", finding.message]
+    return [*lines, f"try: {finding.suggestion}"] if finding.suggestion else lines
 
 
 def top_lines(findings: Sequence[Finding], count: int = 3) -> list[str]:

@@ -10,13 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import get_args
 
-from fxgrad.errors import OptionError
 from fxgrad.graph import joint_norm
 from fxgrad.schema import Edge, GradientFlow, NormWord, ScaleWord, Site
 
-__all__ = ["DECADES", "Size", "check_scale", "colour", "joint", "scale_of"]
+__all__ = ["DECADES", "Size", "colour", "joint", "scale_of"]
 
 #: Decades on either side of the neutral size; what lies beyond has the colour of the end.
 DECADES = 6
@@ -79,7 +77,7 @@ def scale_of(flow: GradientFlow, norm: NormWord = "l2_norm", scale: ScaleWord = 
     That is the gradient of the values that nothing but the model's output takes, together; where none of them has an
     ordinary one, that of the last value that has.  Without any, the absolute scale.
     """
-    if check_scale(scale) == "absolute":
+    if scale == "absolute":
         return Size()
     users: dict[str, set[str]] = {}
     outputs = {node.key for node in flow.nodes if node.op == "output"}
