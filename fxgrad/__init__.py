@@ -132,4 +132,4 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     """The public names, so that completion shows them before they are loaded."""
-    return sorted({*globals(), *__all__, "__version__"})
+    return sorted({*__all__, "__version__"})

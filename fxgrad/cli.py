@@ -57,6 +57,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+
 def main() -> None:
     """Run the command line that this process was started with."""
     # torch warns where NumPy is not installed, which neither torch nor fxgrad requires.

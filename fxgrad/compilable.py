@@ -29,7 +29,7 @@ from fxgrad.instrumentation.recording import Recording
 from fxgrad.parameters import ParameterHooks
 from fxgrad.preserve import random_streams
 from fxgrad.record.slot_recorder import KeptRuns, SlotFacts, SlotRecorder, kept_of
-from fxgrad.schema import REASONS, BlindSpot, CaptureReport, GradientFlow
+from fxgrad.schema import REASONS, BlindSpot, CaptureReport, GradientFlow, History
 from fxgrad.structure import tensors_in
 from fxgrad.torch_private import functorch_active, has_hooks
 from fxgrad.tracing import call_key, faithful_trace, modes_of
@@ -250,9 +250,9 @@ class Compilable(fx.GraphModule):
         return found[-1]
 
     @property
-    def history(self) -> tuple[GradientFlow, ...]:
+    def history(self) -> History:
         """The flows of the latest backward events (at most 128), oldest first."""
-        return tuple(self._observer.flows())
+        return History(self._observer.flows())
 
     def remove(self) -> None:
         """Take the hooks off the parameters; calls run the model plainly from now on."""

@@ -15,7 +15,7 @@ from fxgrad.engine import Options
 from fxgrad.errors import CaptureError
 from fxgrad.graphs import GraphEngine, Kind
 from fxgrad.packing import Packed, pack, unpack
-from fxgrad.schema import GradientFlow
+from fxgrad.schema import GradientFlow, History
 from fxgrad.torch_private import show_graph
 from fxgrad.tracing import example_of
 from fxgrad.watching import refuse_unwatchable
@@ -132,9 +132,9 @@ class Instrumented(fx.GraphModule):
         return self._engine.flow()
 
     @property
-    def history(self) -> tuple[GradientFlow, ...]:
+    def history(self) -> History:
         """The flows of the latest backward events, oldest first."""
-        return tuple(self._engine.history())
+        return History(self._engine.history())
 
     def remove(self) -> None:
         """Take all hooks off; the model is as it was, and calls run the graph unobserved."""

@@ -41,7 +41,9 @@ Forward = Annotated[
 ]
 Files = Annotated[
     list[Path] | None,
-    typer.Option("-o", "--output", metavar="FILE", help="Write .svg, .png, .pdf, .dot, .json or .txt. May be repeated."),
+    typer.Option(
+        "-o", "--output", metavar="FILE", help="Write .svg, .png, .pdf, .dot, .json or .txt. May be repeated."
+    ),
 ]
 Norm = Annotated[NormWord, typer.Option(help="Which norm colours and numbers mean.")]
 Depth = Annotated[
@@ -56,7 +58,9 @@ Scale = Annotated[
     ScaleWord, typer.Option(help="Colours: the gradient against that at the loss side, or the norm itself.")
 ]
 All = Annotated[bool, typer.Option("--all", help="Print every value, in a table.")]
-Check = Annotated[bool, typer.Option("--check", help="Say what is wrong in full; exit with 1 for a warning or an error.")]
+Check = Annotated[
+    bool, typer.Option("--check", help="Say what is wrong in full; exit with 1 for a warning or an error.")
+]
 Traceback = Annotated[bool, typer.Option("--traceback", help="Show where an error was raised.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")]
 FindingsFiles = Annotated[

@@ -174,7 +174,7 @@ class _Boxes:
             kind = (node.op, _kind(node), shapes, box.container, node.module_path.rpartition(".")[0])
             return _Token(kind, Counter({node.key: 1} if node.op in ("placeholder", "output") else {}))
         strip = len(box.path)
-        inner = Counter((node.op, node.module_type, node.module_path[strip:]) for node in box.nodes)
+        inner: Counter[object] = Counter((node.op, node.module_type, node.module_path[strip:]) for node in box.nodes)
         return _Token((box.type, box.container, parent), inner, exact=box.type in _CONTAINERS)
 
 

@@ -11,7 +11,6 @@ from fxgrad.render.lettering import middle, wide
 from fxgrad.render.marks import Marks
 from fxgrad.render.scale import Size
 from fxgrad.render.words import Look, number
-from fxgrad.schema import NormWord
 
 __all__ = ["NAME_SIZE", "PAD", "WORD_SIZE", "Card", "Cell", "cell_place", "make_card"]
 

@@ -191,7 +191,7 @@ def _clusters(parts: Parts, members: Iterable[int], path: tuple[str, ...], frame
             continue
         frames.append(inner[-1])
         # A label of one line, for which dot leaves room; the name itself is written by whoever draws.
-        lines.append(f"subgraph cluster_{len(frames) - 1} {{ label=\" \" fontsize=9 labelloc=t margin=7")
+        lines.append(f'subgraph cluster_{len(frames) - 1} {{ label=" " fontsize=9 labelloc=t margin=7')
         lines += [*_clusters(parts, boxes, inner, frames), "}"]
     return lines
 

@@ -15,14 +15,13 @@ from rich.text import Text
 from fxgrad.render.words import number, printable
 from fxgrad.schema import Diagnosis, Finding
 
-__all__ = ["at", "finding_lines", "html_text", "one_line", "plain_text", "rich_text", "severity_counts", "shown_source", "top_lines"]
+__all__ = ["at", "finding_lines", "html_text", "one_line", "plain_text", "rich_text", "severity_counts", "shown_source"]
 
 _NAMES = 4  # parameters, nodes or consequences that a line lists
 _NUMBERS = 6  # figures of evidence
 _UNITS = 8
 _WHOLE = 1e6  # below it a whole number is written as one
 _STYLES = {"error": "bold red", "warning": "bold yellow", "info": "bold cyan"}
-_MESSAGE = 160  # characters of a message in a line of a summary
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,18 +76,6 @@ def finding_lines(finding: Finding) -> list[str]:
     """The finding's head, its cause, and what to try: a line each."""
     lines = [f"{finding.severity.upper()} {_head(finding)}", finding.message]
     return [*lines, f"try: {finding.suggestion}"] if finding.suggestion else lines
-
-
-def top_lines(findings: Sequence[Finding], count: int = 3) -> list[str]:
-    """A line that counts the findings, and one for each of the first ``count``; nothing where there are none."""
-    if not findings:
-        return []
-    more = f"; the first {count}:" if len(findings) > count else ":"
-    lines = [f"findings: {severity_counts(findings)}{more}"]
-    for finding in findings[:count]:
-        line = f"  {finding.severity.upper()} {_head(finding)}: {finding.message}"
-        lines.append(line if len(line) <= _MESSAGE else f"{line[: _MESSAGE - 4]} ...")
-    return lines
 
 
 def severity_counts(findings: Iterable[Finding]) -> str:

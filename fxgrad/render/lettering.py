@@ -10,7 +10,7 @@ import textwrap
 __all__ = ["middle", "wide", "wrapped"]
 
 _NARROW = frozenset("iljI|!.,:;'`")
-_SLIM = frozenset("ftr()[]{}/\\\"- *")
+_SLIM = frozenset('ftr()[]{}/\\"- *')
 _WIDE = frozenset("mwMWOQGCDHN@%&_#+=<>~×→")
 _BOLD = 1.1
 _ASCII = 127
@@ -46,7 +46,7 @@ def middle(text: str, room: float, size: float, *, bold: bool = False) -> str:
 def _cut(text: str, keep: int) -> str:
     """The end of a name says more than its beginning."""
     head = keep * 2 // 5
-    return f"{text[:head]}…{text[len(text) - (keep - head):]}"
+    return f"{text[:head]}…{text[len(text) - (keep - head) :]}"
 
 
 def wrapped(text: str, room: float, size: float, *, bold: bool = False) -> list[str]:

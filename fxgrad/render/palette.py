@@ -55,4 +55,3 @@ def contrast(one: str, two: str) -> float:
 def text_colour(background: str) -> str:
     """Black or white, whichever reads better on ``background``."""
     return max(("#000000", "#ffffff"), key=lambda text: contrast(text, background))
-

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fxgrad.render.findings import at
 from fxgrad.render.lettering import wrapped
 from fxgrad.render.scale import DECADES, Size, colour
-from fxgrad.render.svg_text import Pen
+from fxgrad.render.svg_text import Letters, Pen
 from fxgrad.render.verdict import verdict
 from fxgrad.render.words import Look, number, short_source
 from fxgrad.schema import Finding, GradientFlow, NormWord
@@ -51,23 +51,23 @@ def panel(pen: Pen, flow: GradientFlow, findings: Sequence[Finding], legend: Leg
     """Write the panel at the pen's left edge; returns its height."""
     y = 20.0
     for line in wrapped(flow.capture.model, PANEL, 18, bold=True)[:2]:
-        pen.text(0, y, line, 18, bold=True)
+        pen.text((0, y), line, Letters(18, bold=True))
         y += 22
-    y = _lines(pen, y, verdict(flow, findings, legend.norm), 13, bold=True)
+    y = _lines(pen, y, verdict(flow, findings, legend.norm), Letters(13, bold=True))
     loss = f"loss: {flow.event.loss}"
-    y = _lines(pen, y + 2, loss, 11, faint=True) + 8
+    y = _lines(pen, y + 2, loss, Letters(11, faint=True)) + 8
     shown = [(n, one) for n, one in enumerate(findings, start=1) if one.severity != "info"]
     for place, finding in shown[:_FINDINGS]:
         y = _finding(pen, y, place, finding) + 8
     if len(shown) > _FINDINGS:
-        y = _lines(pen, y, f"and {len(shown) - _FINDINGS} more: flow.diagnosis", 11, faint=True) + 8
+        y = _lines(pen, y, f"and {len(shown) - _FINDINGS} more: flow.diagnosis", Letters(11, faint=True)) + 8
     return _legend(pen, y + 6, legend)
 
 
-def _lines(pen: Pen, y: float, words: str, size: float, *, bold: bool = False, faint: bool = False) -> float:
-    for line in wrapped(words, PANEL, size, bold=bold):
-        pen.text(0, y, line, size, bold=bold, faint=faint)
-        y += size * 1.3
+def _lines(pen: Pen, y: float, words: str, letters: Letters) -> float:
+    for line in wrapped(words, PANEL, letters.size, bold=letters.bold):
+        pen.text((0, y), line, letters)
+        y += letters.size * 1.3
     return y
 
 
@@ -76,13 +76,15 @@ def _finding(pen: Pen, y: float, place: int, finding: Finding) -> float:
     pen.badge(10, y - 3, place)
     indent = 26
     where = f" ({short_source(finding.source)})" if finding.source else ""
-    for line in wrapped(f"{finding.severity.upper()} {finding.rule} {at(finding)}{where}", PANEL - indent, 12, bold=True):
-        pen.text(indent, y, line, 12, bold=True)
+    for line in wrapped(
+        f"{finding.severity.upper()} {finding.rule} {at(finding)}{where}", PANEL - indent, 12, bold=True
+    ):
+        pen.text((indent, y), line, Letters(12, bold=True))
         y += 15.5
     message = finding.message if len(finding.message) <= _MOST else f"{finding.message[:_MOST]} …"
-    for words, faint in ((message, False), (f"try: {finding.suggestion}" if finding.suggestion else "", False)):
+    for words in (message, f"try: {finding.suggestion}" if finding.suggestion else ""):
         for line in wrapped(words, PANEL - indent, 11):
-            pen.text(indent, y, line, 11, faint=faint)
+            pen.text((indent, y), line, Letters(11))
             y += 14
         y += 3
     pen.rule(10, top + 22, y - 10)
@@ -93,21 +95,21 @@ def _legend(pen: Pen, y: float, legend: Legend) -> float:
     name = legend.norm.replace("_", " ")
     about = f"colour: {name} of the gradient"
     about += f", against {number(legend.size.reference)} at the loss side" if legend.size.relative else ""
-    y = _lines(pen, y, about, 11) + 4
+    y = _lines(pen, y, about, Letters(11)) + 4
     step = PANEL / (2 * DECADES + 1)
     for place in range(2 * DECADES + 1):
         decades = place - DECADES
-        pen.swatch(place * step, y - 6, step, 14, colour(decades), striped=decades > 0)
+        pen.swatch((place * step, y - 6, step, 14), colour(decades), striped=decades > 0)
     y += 20
     for decades in range(-DECADES, DECADES + 1, 2):
-        pen.text((decades + DECADES + 0.5) * step, y, _power(decades), 9.5, faint=True, anchor="middle")
+        pen.text(((decades + DECADES + 0.5) * step, y), _power(decades), Letters(9.5, faint=True, anchor="middle"))
     y += 13
-    pen.text(0, y, "◂ vanishing", 10, faint=True)
-    pen.text(PANEL, y, "exploding ▸", 10, faint=True, anchor="end")
+    pen.text((0, y), "◂ vanishing", Letters(10, faint=True))
+    pen.text((PANEL, y), "exploding ▸", Letters(10, faint=True, anchor="end"))
     y += 16
     for look in (look for look in _LOOKS if look in legend.looks):
-        pen.look(0, y - 9, 26, 12, look)
-        pen.text(34, y, _LOOKS[look], 11)
+        pen.look((0, y - 9, 26, 12), look)
+        pen.text((34, y), _LOOKS[look], Letters(11))
         y += 17
     notes: Iterable[tuple[bool, str]] = (
         (legend.rewritten, "blue bar at the left: rewritten by a rule"),
@@ -117,7 +119,7 @@ def _legend(pen: Pen, y: float, legend: Legend) -> float:
     )
     for wanted, words in notes:
         if wanted:
-            y = _lines(pen, y, words, 10.5, faint=True) + 3
+            y = _lines(pen, y, words, Letters(10.5, faint=True)) + 3
     return y
 
 

@@ -10,13 +10,62 @@ __all__ = ["pass_through"]
 
 _SAME = 1e-5  # relative difference of norms that float32 sums in another order may have
 _VIEWS = frozenset(
-    "view reshape flatten unflatten permute transpose swapaxes movedim t mT contiguous clone getitem __getitem__ select "
-    "narrow squeeze unsqueeze chunk split unbind tensor_split view_as reshape_as to type_as float expand_as "
-    "dropout dropout_ alpha_dropout feature_dropout dropout1d dropout2d dropout3d identity size unfold_copy".split()
+    [
+        "view",
+        "reshape",
+        "flatten",
+        "unflatten",
+        "permute",
+        "transpose",
+        "swapaxes",
+        "movedim",
+        "t",
+        "mT",
+        "contiguous",
+        "clone",
+        "getitem",
+        "__getitem__",
+        "select",
+        "narrow",
+        "squeeze",
+        "unsqueeze",
+        "chunk",
+        "split",
+        "unbind",
+        "tensor_split",
+        "view_as",
+        "reshape_as",
+        "to",
+        "type_as",
+        "float",
+        "expand_as",
+        "dropout",
+        "dropout_",
+        "alpha_dropout",
+        "feature_dropout",
+        "dropout1d",
+        "dropout2d",
+        "dropout3d",
+        "identity",
+        "size",
+        "unfold_copy",
+    ]
 )
 _MODULES = frozenset(
-    "Identity Flatten Unflatten Dropout Dropout1d Dropout2d Dropout3d AlphaDropout FeatureAlphaDropout DropPath "
-    "StochasticDepth PatchDropout".split()
+    [
+        "Identity",
+        "Flatten",
+        "Unflatten",
+        "Dropout",
+        "Dropout1d",
+        "Dropout2d",
+        "Dropout3d",
+        "AlphaDropout",
+        "FeatureAlphaDropout",
+        "DropPath",
+        "StochasticDepth",
+        "PatchDropout",
+    ]
 )
 
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
-from fxgrad.render.boxes import Box, boxes_of
+from fxgrad.render.boxes import boxes_of
 from fxgrad.render.cards import NAME_SIZE, PAD, WORD_SIZE, Card, cell_place, make_card
 from fxgrad.render.columns import Layout, Pair, Parts, Path, Room, arrange
 from fxgrad.render.labels import Labels, short
@@ -14,7 +13,7 @@ from fxgrad.render.marks import Marks
 from fxgrad.render.options import PictureOptions
 from fxgrad.render.panel import PANEL, Legend, panel
 from fxgrad.render.scale import colour, joint, scale_of
-from fxgrad.render.svg_text import Pen, text_on
+from fxgrad.render.svg_text import Letters, Line, Pen, Place, text_on
 from fxgrad.render.themes import THEMES
 from fxgrad.render.words import audit_lines, norm_words, rule_words, way_words
 from fxgrad.schema import Edge, GradientFlow
@@ -33,15 +32,6 @@ _DASHED = "5 4"
 def draw(flow: GradientFlow, options: PictureOptions) -> str | None:
     """SVG text; None where no engine is installed that could lay it out."""
     return _Picture(flow, options).draw()
-
-
-@dataclass(frozen=True, slots=True)
-class _Line:
-    """How an edge looks."""
-
-    colour: str
-    width: float = 1.1
-    dash: str = ""
 
 
 class _Picture:
@@ -82,7 +72,7 @@ class _Picture:
         for pair, (x, y) in layout.stubs.items():
             self._stub(pair, x, y)
         for index, (x, y) in layout.boxes.items():
-            self._card(self.cards[index], self.boxes[index], x, y)
+            self._card(self.cards[index], x, y)
         whole = max(height, layout.height) + 2 * _MARGIN + 8
         return self.pen.document(left + layout.width + _MARGIN, whole, f"Gradient flow of {self.flow.capture.model}")
 
@@ -105,18 +95,18 @@ class _Picture:
 
     # ---- boxes ---------------------------------------------------------------------------------------------------
 
-    def _frame(self, name: str, place: tuple[float, float, float, float]) -> None:
+    def _frame(self, name: str, place: Place) -> None:
         with self.pen.group("cluster", [name]):
             self.pen.rect(place, 10, f'fill="{self.theme.ground}" stroke="{self.theme.frame}" stroke-width="1"')
-            self.pen.text(place[0] + 9, place[1] + 13, middle(name, place[2] - 14, 10.5), 10.5, faint=True)
+            self.pen.text((place[0] + 9, place[1] + 13), middle(name, place[2] - 14, 10.5), Letters(10.5, faint=True))
 
-    def _card(self, card: Card, box: Box, x: float, y: float) -> None:
+    def _card(self, card: Card, x: float, y: float) -> None:
         left, top = x - card.width / 2, y - card.height / 2
         place = (left, top, card.width, card.height)
         with self.pen.group("node", card.tooltip):
             fill, ink = self.theme.paper, self.theme.ink
             if card.plain:
-                self.pen.text(x, y + 4, card.name, NAME_SIZE, faint=True, anchor="middle")
+                self.pen.text((x, y + 4), card.name, Letters(NAME_SIZE, faint=True, anchor="middle"))
                 return
             if card.findings:
                 ring = f'fill="none" stroke="{self.theme.accent}" stroke-width="3"'
@@ -129,7 +119,7 @@ class _Picture:
                 self.pen.filled(place, _ROUND, fill, striped=self.size.striped(card.value))
                 ink = text_on(card.look, fill, self.theme)
             else:
-                self.pen.look(*place, card.look, _ROUND)
+                self.pen.look(place, card.look, _ROUND)
                 ink = text_on(card.look, fill, self.theme)
             if card.rewritten:
                 self.pen.bar((left, top + 2, 4.5, card.height - 4))
@@ -139,15 +129,15 @@ class _Picture:
 
     def _words(self, card: Card, x: float, y: float, ink: str) -> None:
         y += 13
-        self.pen.text(x, y, card.name, NAME_SIZE, bold=True, fill=ink)
+        self.pen.text((x, y), card.name, Letters(NAME_SIZE, bold=True, fill=ink))
         first, rest = (card.lines[:1], card.lines[1:]) if card.cells else (card.lines, ())
         for line in first:
             y += 14.5
-            self.pen.text(x, y, line, WORD_SIZE, fill=ink)
+            self.pen.text((x, y), line, Letters(WORD_SIZE, fill=ink))
         if card.cells:
             y = self._strip(card, x, y + 7) + 10
         for line in rest:
-            self.pen.text(x, y, line, WORD_SIZE, fill=ink)
+            self.pen.text((x, y), line, Letters(WORD_SIZE, fill=ink))
             y += 14.5
 
     def _strip(self, card: Card, x: float, y: float) -> float:
@@ -160,7 +150,7 @@ class _Picture:
                 if cell.look == "measured" and cell.value is not None:
                     self.pen.filled(place, 1.5, self.size.colour(cell.value), striped=self.size.striped(cell.value))
                 else:
-                    self.pen.look(*place, cell.look, 1.5)
+                    self.pen.look(place, cell.look, 1.5)
                 if cell.finding is not None:
                     ring = f'fill="none" stroke="{self.theme.accent}" stroke-width="2.5"'
                     self.pen.rect((place[0] - 1, place[1] - 2, w + 2, h + 4), 2, ring)
@@ -173,31 +163,32 @@ class _Picture:
         uses = [self._use_words(edge) for edge in edges[:_USES]]
         if pair in self.ways:
             uses.append(f"the way of {self.ways[pair]}")
-        look = self._look(pair, edges)
         with self.pen.group("edge", uses):
             if pair in self.ways and not named:
-                self.pen.curve(path.points, path.tip, self.theme.accent, 4.2)
-                self.pen.curve(path.points, path.tip, self.theme.paper, 1.8)
-            self.pen.curve(path.points, path.tip, look.colour, look.width, look.dash)
+                self.pen.curve(path.points, path.tip, Line(self.theme.accent, 4.2))
+                self.pen.curve(path.points, path.tip, Line(self.theme.paper, 1.8))
+            self.pen.curve(path.points, path.tip, self._look(pair, edges))
 
-    def _look(self, pair: Pair, edges: list[Edge]) -> _Line:
+    def _look(self, pair: Pair, edges: list[Edge]) -> Line:
         """Where a value is used several times, a line shows what flows back over it."""
         if pair in self.ways:
-            return _Line(self.theme.accent, 0.4)
+            return Line(self.theme.accent, 0.4)
         if any(edge.rewritten is not None for edge in edges):
-            return _Line("#0072b2", 2.0, _DASHED)
-        found = [edge.statistics for edge in edges if edge.statistics is not None]
-        if any(statistics.nonfinite for statistics in found):
-            return _Line("#d40000", 2.6)
+            return Line("#0072b2", 2.0, _DASHED)
+        if any(edge.statistics is not None and edge.statistics.nonfinite for edge in edges):
+            return Line("#d40000", 2.6)
         value = joint(edges, self.norm)
         if value is None or pair[0] not in self.split:
-            return _Line(self.theme.line)
+            return Line(self.theme.line)
         if not value:
-            return _Line(self.theme.ink, 1.1, "1.5 3")
+            return Line(self.theme.ink, 1.1, "1.5 3")
+        return self._coloured(value)
+
+    def _coloured(self, value: float) -> Line:
         decades = self.size.decades(value)
         if abs(decades) < _PLAIN:
-            return _Line(self.theme.line)
-        return _Line(colour(math.copysign(max(abs(decades), _DARK), decades)), 2.2)
+            return Line(self.theme.line)
+        return Line(colour(math.copysign(max(abs(decades), _DARK), decades)), 2.2)
 
     def _use_words(self, edge: Edge) -> str:
         use = f"{edge.producer}{edge.output_position} -> {edge.consumer.key} {edge.consumer.argument}"
@@ -211,7 +202,7 @@ class _Picture:
         name = self.boxes[pair[0]].name
         with self.pen.group("stub", [f"from {name}"]):
             words = middle(f"from {short(name)}", 150, 10)
-            self.pen.text(x, y + 3.5, words, 10, faint=True, anchor="middle")
+            self.pen.text((x, y + 3.5), words, Letters(10, faint=True, anchor="middle"))
 
 
 def _turned(layout: Layout) -> Layout:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from rich.text import Text
 
@@ -20,7 +21,8 @@ __all__ = ["LINES", "profile"]
 
 LINES = 25  # at most
 _WIDE = 66  # columns from which a line says what its block is
-_KIND = 24
+_KIND, _KIND_LEAST = 24, 8  # columns for that
+_NAME = 28  # columns for names that are kept before those for kinds
 _VALUES = 19
 _NARROW_VALUES = 9
 _SIGNS = {"zero": "0", "nonfinite": "!", "outside_range": "?", "not_measured": "-", "measured": "?"}
@@ -53,7 +55,9 @@ def profile(flow: GradientFlow, findings: Sequence[Finding], width: int, norm: N
     number_of = {node.key: n for n, box in enumerate(kept) for node in box.all_nodes}
     marks, labels = Marks(flow, findings, kept, number_of), Labels(flow, norm)
     cards = [make_card(box, n, labels, marks, size) for n, box in enumerate(kept)]
-    return _fitted([_row(card, box.name, labels.words(box)) for card, box in zip(cards, kept, strict=True)], size, width)
+    return _fitted(
+        [_row(card, box.name, labels.words(box)) for card, box in zip(cards, kept, strict=True)], size, width
+    )
 
 
 def _row(card: Card, name: str, words: str) -> _Row:
@@ -75,9 +79,11 @@ def _fitted(rows: list[_Row], size: Size, width: int) -> list[Text]:
     values = [row.values if wide else row.short for row in rows]
     value = min(max(map(len, values)), _VALUES if wide else _NARROW_VALUES)
     bars = min(max(len(row.cells) for row in rows), max(6, width // 3))
-    kind = min(max(len(row.kind) for row in rows), _KIND) if wide else 0
-    room = width - mark - value - bars - kind - (3 if kind else 2)
-    name = max(8, min(max(len(row.name) for row in rows), room))
+    longest = max(len(row.name) for row in rows)
+    room = width - mark - value - bars - 2
+    kind = min(max(len(row.kind) for row in rows), _KIND, room - min(longest, _NAME) - 1) if wide else 0
+    kind = kind if kind >= _KIND_LEAST else 0
+    name = max(8, min(longest, room - (kind + 1 if kind else 0)))
     lines = []
     for row, words in zip(rows, values, strict=True):
         line = Text(no_wrap=True, overflow="crop")
@@ -106,7 +112,7 @@ def _thinned(cells: Sequence[Cell], room: int, size: Size) -> list[Cell]:
     if len(cells) <= room:
         return list(cells)
     bounds = [round(n * len(cells) / room) for n in range(room + 1)]
-    return [worst_of(tuple(cells[a:b]), size) for a, b in zip(bounds[:-1], bounds[1:], strict=True)]
+    return [worst_of(tuple(cells[a:b]), size) for a, b in pairwise(bounds)]
 
 
 def short_middle(text: str, room: int) -> str:
@@ -114,4 +120,4 @@ def short_middle(text: str, room: int) -> str:
     if len(text) <= room:
         return text
     head = max(1, (room - 1) * 2 // 5)
-    return f"{text[:head]}…{text[len(text) - (room - 1 - head):]}"
+    return f"{text[:head]}…{text[len(text) - (room - 1 - head) :]}"

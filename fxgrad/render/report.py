@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from io import StringIO
@@ -15,14 +14,13 @@ from rich.text import Text
 from fxgrad.render.findings import finding_lines, rich_text
 from fxgrad.render.profile import profile
 from fxgrad.render.verdict import verdict
-from fxgrad.render.words import printable, rewritten_counts
+from fxgrad.render.words import blind_counts, printable, rewritten_counts
 from fxgrad.schema import Diagnosis, Finding, GradientFlow, NormWord
 
 __all__ = ["Report", "report_text", "text_width"]
 
 _WHOLE = 5  # findings that are told
 _WIDTH = 80  # columns where nothing says how many there are
-_EXPECTED = ("no_grad_required", "integer")  # what needs no gradient lacks none
 
 
 def text_width() -> int:
@@ -84,10 +82,9 @@ def report_text(report: Report, width: int | None = None) -> str:
 
 def _facts(flow: GradientFlow) -> Sequence[str]:
     lines = [f"loss: {flow.event.loss}"]
-    blind = Counter(spot.reason for spot in flow.blind_spots if spot.consumer is None and spot.reason not in _EXPECTED)
+    blind = blind_counts(flow)
     if blind:
-        words = ", ".join(f"{count} {reason.replace('_', ' ')}" for reason, count in sorted(blind.items()))
-        lines.append(f"without a gradient: {words}")
+        lines.append(f"without a gradient: {blind}")
     if rewritten_counts(flow):
         lines.append(f"rewritten besides values: {rewritten_counts(flow)}")
     if flow.capture.front_end == "symbolic" or flow.event.level != "full":

@@ -1,8 +1,8 @@
 """One scale for every picture, table and page: how many decades a gradient lies below or above the loss side.
 
 The colours are fixed.  The size at which the gradient enters the model is neutral and bright; from there each decade
-has a colour of its own, six down to dark blue (vanishing) and six up to dark red (exploding).  Blue against orange and red is
-told apart by colour-blind eyes.  In grey print, what lies above is striped in pictures and has a taller bar in text.
+has a colour of its own, six down to dark blue (vanishing) and six up to dark red (exploding).  Colour-blind eyes tell
+blue from orange and red.  In grey print, what lies above is striped in pictures and has a taller bar in text.
 """
 
 from __future__ import annotations

@@ -5,12 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from fxgrad.render.palette import text_colour
 from fxgrad.render.themes import Theme
 from fxgrad.render.words import Look
 
-__all__ = ["Pen", "safe"]
+__all__ = ["Letters", "Line", "Pen", "Place", "Point", "safe", "text_on"]
+
+Point = tuple[float, float]
+Place = tuple[float, float, float, float]  # left, top, width, height
 
 _FONT = "Helvetica, Arial, 'Liberation Sans', 'DejaVu Sans', sans-serif"
 _BLUE = "#0072b2"
@@ -21,6 +25,26 @@ _INVALID = {"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;"}
 def safe(words: str) -> str:
     """``words`` as text of an XML element: no markup, no entity, and no character that XML forbids."""
     return "".join(_INVALID.get(c, c if c.isprintable() else " ") for c in words)
+
+
+@dataclass(frozen=True, slots=True)
+class Letters:
+    """How words are set: size in points, ``anchor`` as in SVG, ``fill`` in place of the theme's ink."""
+
+    size: float
+    bold: bool = False
+    faint: bool = False
+    anchor: str = "start"
+    fill: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """How a line looks: colour, width in points, and SVG's pattern of dashes."""
+
+    colour: str
+    width: float = 1.1
+    dash: str = ""
 
 
 class Pen:
@@ -56,58 +80,58 @@ class Pen:
         yield
         self.parts.append("</g>")
 
-    def text(
-        self, x: float, y: float, words: str, size: float, *, bold: bool = False, faint: bool = False,
-        anchor: str = "start", fill: str = "",
-    ) -> None:  # fmt: skip
-        """A line of text with its base at ``y``."""
-        colour = fill or (self.theme.faint if faint else self.theme.ink)
-        extra = (' font-weight="bold"' if bold else "") + (f' text-anchor="{anchor}"' if anchor != "start" else "")
-        place = f'x="{_n(self.left + x)}" y="{_n(self.top + y)}"'
-        self.parts.append(f'<text {place} font-size="{_n(size)}" fill="{colour}"{extra}>{safe(words)}</text>')
+    def text(self, at: Point, words: str, letters: Letters) -> None:
+        """A line of text that begins (or is centred, or ends) at ``at``, its base there."""
+        colour = letters.fill or (self.theme.faint if letters.faint else self.theme.ink)
+        extra = ' font-weight="bold"' if letters.bold else ""
+        extra += f' text-anchor="{letters.anchor}"' if letters.anchor != "start" else ""
+        place = f'x="{_n(self.left + at[0])}" y="{_n(self.top + at[1])}"'
+        self.parts.append(f'<text {place} font-size="{_n(letters.size)}" fill="{colour}"{extra}>{safe(words)}</text>')
 
-    def rect(self, place: tuple[float, float, float, float], radius: float, look: str) -> None:
+    def rect(self, place: Place, radius: float, look: str) -> None:
         """A box with rounded corners: left, top, width, height; ``look`` are its attributes."""
         x, y, w, h = place
         corner = f' rx="{_n(radius)}"' if radius else ""
         where = f'x="{_n(self.left + x)}" y="{_n(self.top + y)}" width="{_n(w)}" height="{_n(h)}"'
         self.parts.append(f"<rect {where}{corner} {look}/>")
 
-    def swatch(self, x: float, y: float, w: float, h: float, fill: str, *, striped: bool) -> None:  # noqa: PLR0913
+    def swatch(self, place: Place, fill: str, *, striped: bool) -> None:
         """A filled piece of the scale."""
-        self.rect((x, y, w, h), 0, f'fill="{fill}"')
+        self.rect(place, 0, f'fill="{fill}"')
         if striped:
-            self.rect((x, y, w, h), 0, 'fill="url(#above)"')
+            self.rect(place, 0, 'fill="url(#above)"')
 
     def badge(self, x: float, y: float, number: int) -> None:
         """The number of a finding on a disc."""
         middle = f'cx="{_n(self.left + x)}" cy="{_n(self.top + y)}"'
         paper = self.theme.paper
         self.parts.append(f'<circle {middle} r="9" fill="{self.theme.accent}" stroke="{paper}" stroke-width="1.5"/>')
-        self.text(x, y + 4, str(number), 11, bold=True, anchor="middle", fill=text_colour(self.theme.accent))
+        letters = Letters(11, bold=True, anchor="middle", fill=text_colour(self.theme.accent))
+        self.text((x, y + 4), str(number), letters)
 
     def rule(self, x: float, top: float, bottom: float) -> None:
         """A thin line down."""
         if bottom > top:
-            self.path(f"M{_n(self.left + x)} {_n(self.top + top)}V{_n(self.top + bottom)}", self.theme.accent, 1.2)
+            self.path(
+                f"M{_n(self.left + x)} {_n(self.top + top)}V{_n(self.top + bottom)}", Line(self.theme.accent, 1.2)
+            )
 
-    def path(self, d: str, colour: str, width: float, dash: str = "") -> None:
+    def path(self, d: str, line: Line) -> None:
         """A line; ``d`` is in whole coordinates."""
-        dashes = f' stroke-dasharray="{dash}"' if dash else ""
-        self.parts.append(f'<path d="{d}" fill="none" stroke="{colour}" stroke-width="{_n(width)}"{dashes}/>')
+        dashes = f' stroke-dasharray="{line.dash}"' if line.dash else ""
+        self.parts.append(f'<path d="{d}" fill="none" stroke="{line.colour}" stroke-width="{_n(line.width)}"{dashes}/>')
 
-    def curve(self, points: Iterable[tuple[float, float]], tip: tuple[float, float], colour: str, width: float,
-              dash: str = "") -> None:  # fmt: skip
+    def curve(self, points: Iterable[Point], tip: Point, line: Line) -> None:
         """A B-spline's Bezier pieces with an arrow at its end."""
         placed = [(self.left + x, self.top + y) for x, y in points]
         head = (self.left + tip[0], self.top + tip[1])
         length = math.dist(placed[-1], head) or 1.0
         back = tuple(to + (at - to) / length * min(5.0, length) for at, to in zip(placed[-1], head, strict=True))
         first, rest = placed[0], placed[1:]
-        self.path(f"M{_p(first)}C{' '.join(map(_p, rest))}L{_p((back[0], back[1]))}", colour, width, dash)
-        self.arrow(placed[-1], head, colour)
+        self.path(f"M{_p(first)}C{' '.join(map(_p, rest))}L{_p((back[0], back[1]))}", line)
+        self.arrow(placed[-1], head, line.colour)
 
-    def arrow(self, base: tuple[float, float], tip: tuple[float, float], colour: str) -> None:
+    def arrow(self, base: Point, tip: Point, colour: str) -> None:
         """A slim arrow head, in whole coordinates."""
         dx, dy = tip[0] - base[0], tip[1] - base[1]
         length = math.hypot(dx, dy) or 1.0
@@ -116,9 +140,9 @@ class Pen:
         one, two = (back[0] - 3 * uy, back[1] + 3 * ux), (back[0] + 3 * uy, back[1] - 3 * ux)
         self.parts.append(f'<path d="M{_p(tip)}L{_p(one)} {_p(two)}Z" fill="{colour}"/>')
 
-    def look(self, x: float, y: float, w: float, h: float, look: Look, radius: float = 3.0) -> None:  # noqa: PLR0913
+    def look(self, place: Place, look: Look, radius: float = 3.0) -> None:
         """A box of what is no ordinary number; colour never stands alone."""
-        place = (x, y, w, h)
+        x, y, w, h = place
         if look == "nonfinite":
             self.rect(place, 0, f'fill="#000000" stroke="{_WARN}" stroke-width="2"')
         elif look == "zero":
@@ -130,14 +154,14 @@ class Pen:
         else:
             self.rect(place, radius, f'fill="none" stroke="{self.theme.faint}" stroke-dasharray="4 3"')
 
-    def filled(self, place: tuple[float, float, float, float], radius: float, fill: str, *, striped: bool) -> None:
+    def filled(self, place: Place, radius: float, fill: str, *, striped: bool) -> None:
         """A box of an ordinary gradient."""
         edge = f'stroke="{self.theme.line}" stroke-width="0.8"'
         self.rect(place, radius, f'fill="{fill}" {edge}')
         if striped:
             self.rect(place, radius, 'fill="url(#above)"')
 
-    def bar(self, place: tuple[float, float, float, float]) -> None:
+    def bar(self, place: Place) -> None:
         """What marks a rewritten gradient."""
         self.rect(place, 1, f'fill="{_BLUE}"')
 
@@ -154,5 +178,5 @@ def _n(value: float) -> str:
     return f"{value:.1f}".removesuffix(".0")
 
 
-def _p(point: tuple[float, float]) -> str:
+def _p(point: Point) -> str:
     return f"{_n(point[0])} {_n(point[1])}"

@@ -33,4 +33,3 @@ THEMES: dict[ThemeWord, Theme] = {
     "light": Theme("#ffffff", "#1d2430", "#566070", "#5d6675", "#ccd3dc", "#f6f8fa", "#b0007c"),
     "dark": Theme("#12161c", "#e9edf2", "#a3adba", "#9aa5b3", "#3a4552", "#1a2028", "#ff5fc4"),
 }
-

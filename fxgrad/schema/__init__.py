@@ -16,6 +16,7 @@ from __future__ import annotations
 from fxgrad.schema.drawing import DirectionWord, PictureWords, ScaleWord, TableWords, ThemeWord
 from fxgrad.schema.findings import RULES, Confidence, Diagnosis, Finding, NotChecked, Severity
 from fxgrad.schema.flow import CaptureReport, EventInfo, GradientFlow, Sink
+from fxgrad.schema.history import History
 from fxgrad.schema.records import (
     BlindSpot,
     Consumer,
@@ -50,6 +51,7 @@ __all__ = [
     "Finding",
     "FrontEnd",
     "GradientFlow",
+    "History",
     "Level",
     "ModuleCall",
     "ModuleFlow",

@@ -7,12 +7,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from fxgrad.schema.late import late
+from fxgrad.schema.lines import in_a_line
 from fxgrad.schema.records import Node
 
 if TYPE_CHECKING:
     from rich.console import Group
 
 Severity = Literal["error", "warning", "info"]
+_SEVERITIES = ("error", "warning", "info")
 #: ``"exact"``: the measured facts allow no other reading.  ``"one step"``: judged by one forward and backward.
 #: ``"several steps"``: judged by a series.
 Confidence = Literal["exact", "one step", "several steps"]
@@ -40,6 +42,7 @@ RULES: Mapping[str, str] = {
 }
 
 
+@in_a_line("rule", "severity", "place", "source")
 @dataclass(frozen=True, slots=True)
 class Finding:
     """One judgement.
@@ -101,6 +104,7 @@ class Finding:
         return line
 
 
+@in_a_line("rule", "reason")
 @dataclass(frozen=True, slots=True)
 class NotChecked:
     """A rule that could not be judged, and what it lacks."""
@@ -133,6 +137,11 @@ class Diagnosis:
         """The rules that were asked and did not lack anything."""
         lacking = {one.rule for one in self.not_checked}
         return tuple(rule for rule in self.rules if rule not in lacking)
+
+    def __repr__(self) -> str:
+        """How many findings there are, and how much was checked."""
+        counts = ", ".join(f"{sum(f.severity == word for f in self.findings)} {word}" for word in _SEVERITIES)
+        return f"Diagnosis({counts}; {len(self.checked)} of {len(self.rules)} rules checked)"
 
     def __str__(self) -> str:
         """The ranked findings, and what was not checked, as plain text."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from fxgrad.schema.drawing import PictureWords, TableWords
 from fxgrad.schema.findings import Diagnosis, Finding, NotChecked
 from fxgrad.schema.late import late as _late
+from fxgrad.schema.lines import in_a_line
 from fxgrad.schema.records import BlindSpot, Edge, ModuleCall, ModuleFlow, Node, ParameterRecord, Site
 from fxgrad.schema.values import BufferRecord, OptimizerFacts
 from fxgrad.schema.words import FrontEnd, Level, SiteKind
@@ -19,7 +20,12 @@ if TYPE_CHECKING:
     from rich.table import Table
     from typing_extensions import Unpack
 
+    from fxgrad.render.report import Report
 
+_NAME = 40  # characters of a model's name in the short form
+
+
+@in_a_line("model", "front_end", "training", "recorder")
 @dataclass(frozen=True, slots=True)
 class CaptureReport:
     """How the graph was obtained.
@@ -46,6 +52,7 @@ class CaptureReport:
     recorder: str = "python"
 
 
+@in_a_line("backward", "forward", "level", "sites", "loss")
 @dataclass(frozen=True, slots=True)
 class EventInfo:
     """Which backward event was measured.
@@ -170,9 +177,21 @@ class GradientFlow:
         given = options.get("findings")
         return {**options, "findings": self.findings if given is None else given}
 
-    def __rich__(self) -> Table:
-        """What rich prints for a flow: its table."""
-        return self.table()
+    def __repr__(self) -> str:
+        """The model, how many values there are and were measured, and which backward pass it was."""
+        measured = sum(site.measured for site in self.sites)
+        model = self.capture.model if len(self.capture.model) <= _NAME else f"{self.capture.model[:_NAME]}…"
+        return f"GradientFlow({model}: {measured} of {len(self)} values measured, backward {self.event.backward})"
+
+    def __str__(self) -> str:
+        """The answer in words: verdict, findings, and a profile of the model, as wide as the terminal."""
+        text: str = _late("fxgrad.render.report", "report_text")(self.__rich__())
+        return text.rstrip("\n")
+
+    def __rich__(self) -> Report:
+        """What rich prints for a flow: the words of ``str``, in colour."""
+        shown: Report = _late("fxgrad.render.report", "Report")(self, self.findings)
+        return shown
 
     def _repr_html_(self) -> str:
         """What a notebook shows for a flow: the picture, or the table where Graphviz is missing, and the findings."""

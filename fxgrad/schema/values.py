@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fxgrad.schema.lines import in_a_line
 from fxgrad.schema.statistics import Statistics
 
 
+@in_a_line("argument", "text")
 @dataclass(frozen=True, slots=True)
 class Constant:
     """A constant that a node was called with, or a setting of a leaf module.
@@ -22,6 +24,7 @@ class Constant:
     number: float | None = None
 
 
+@in_a_line("axis", "units", "samples", "active")
 @dataclass(frozen=True, slots=True)
 class Activity:
     """Which units of an activation's output were active in one forward call.
@@ -45,6 +48,7 @@ class Activity:
     active: int
 
 
+@in_a_line("axis")
 @dataclass(frozen=True, slots=True)
 class ChannelSums:
     """The gradient of what a convolution, linear or matmul-like node returned, unit by unit.
@@ -58,6 +62,7 @@ class ChannelSums:
     square_sums: tuple[float, ...]
 
 
+@in_a_line("name", "shape", "dtype")
 @dataclass(frozen=True, slots=True)
 class BufferRecord:
     """A floating or complex buffer as it was when the forward began.
@@ -75,6 +80,7 @@ class BufferRecord:
     value: Statistics
 
 
+@in_a_line("l2_norm", "weight_norm", "learning_rate")
 @dataclass(frozen=True, slots=True)
 class Update:
     """What one optimizer step did to one parameter.
