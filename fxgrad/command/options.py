@@ -10,8 +10,8 @@ import typer
 from fxgrad.schema import NormWord, ScaleWord, ThemeWord
 
 __all__ = [
-    "All", "Check", "Depth", "FailOn", "Files", "FindingsFiles", "Fold", "Forward", "Inputs", "Keywords", "Loss", "Lr", "Norm",
-    "Quiet", "Scale", "Target", "Theme", "Traceback",
+    "All", "Check", "Depth", "FailOn", "Files", "FindingsFiles", "Fold", "Forward", "Inputs", "Keywords", "Loss", "Lr",
+    "Norm", "Quiet", "Scale", "Target", "Theme", "Traceback",
 ]  # fmt: skip
 
 Target = Annotated[

@@ -9,7 +9,7 @@ import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from io import StringIO
 from pathlib import Path
 from tempfile import NamedTemporaryFile
@@ -59,8 +59,8 @@ class View:
         every: whether a table of every value follows.
     """
 
-    drawing: Drawing = Drawing()
-    diagnosis: Diagnosis = Diagnosis(())
+    drawing: Drawing = field(default_factory=Drawing)
+    diagnosis: Diagnosis = field(default_factory=lambda: Diagnosis(()))
     whole: bool = False
     every: bool = False
 

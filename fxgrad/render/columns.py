@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -24,6 +24,7 @@ _TRIED = 6  # columns at most where all numbers of columns are tried
 _LARGE = 120  # boxes from which one number of columns is tried
 _RANK = 26.0  # between ranks
 _ACROSS = 10  # edges from column to column that are drawn; the ends of others are named
+_PASSED = 8  # boxes that all edges of a column may pass, for each box in it
 _STUB = (150.0, 14.0)  # room for the name of an edge's start
 _WINDOW = 4  # boxes around an even cut among which the one with the fewest edges is looked for
 _HEAD = 8.0  # length of an arrow head
@@ -55,7 +56,7 @@ class Layout:
         boxes: centre of each box.
         frames: the modules around boxes: name, left, top, width, height.
         edges: the drawn edges.
-        stubs: the edges that are only named, with the place for the name of their tail.
+        stubs: of each box into which edges go that are only named, the first of them and the place for the names.
     """
 
     width: float = 0.0
@@ -68,11 +69,15 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What is to be laid out: the size of each box, the modules around it (outermost first), and the edges."""
+    """What is to be laid out: the size of each box, the modules around it (outermost first), and the edges.
+
+    ``turned``: x and y are exchanged in the end, so that a frame's name stands at its left side for now.
+    """
 
     sizes: Sequence[tuple[float, float]]
     containers: Sequence[tuple[str, ...]]
     edges: Sequence[Pair]
+    turned: bool = False
 
 
 def arrange(parts: Parts, room: Room) -> Layout | None:
@@ -81,7 +86,7 @@ def arrange(parts: Parts, room: Room) -> Layout | None:
     if count > _LARGE:
         height = sum(size[1] + _RANK for size in parts.sizes)
         width = max(size[0] for size in parts.sizes) + _GAP
-        return _in_columns(parts, max(1, round(math.sqrt(height / width * room.width / room.height / 2))))
+        return _in_columns(parts, max(1, round(math.sqrt(height / width * room.width / room.height))))
     best: Layout | None = None
     for columns in range(1, min(_TRIED, count) + 1):
         found = _in_columns(parts, columns)
@@ -108,8 +113,13 @@ def _in_columns(parts: Parts, columns: int) -> Layout | None:
     result, left, lefts = Layout(), 0.0, list[float]()
     for number in range(len(cuts) + 1):
         members = [box for box in range(len(parts.sizes)) if column[box] == number]
-        stubs = [pair for pair in across if column[pair[1]] == number and pair not in drawn]
-        made = _column(parts, members, stubs)
+        inside = [pair for pair in parts.edges if column[pair[0]] == column[pair[1]] == number]
+        kept = _shortest(inside, len(members))
+        stubs: dict[int, int] = {}  # one for each head, however many there are
+        for tail, head in [*across, *inside]:
+            if column[head] == number and (tail, head) not in drawn and (tail, head) not in kept:
+                stubs.setdefault(head, tail)
+        made = _column(parts, members, sorted(kept), stubs)
         if made is None:
             return None
         lefts.append(left)
@@ -142,20 +152,32 @@ def _cuts(parts: Parts, columns: int) -> list[int]:
     return cuts
 
 
+def _shortest(pairs: Iterable[Pair], boxes: int) -> set[Pair]:
+    """The edges of a column that are drawn: the shortest, until they pass ``_PASSED`` boxes for each box.
+
+    Each box that an edge passes is a dummy to Graphviz and widens the column; in a thicket nobody follows a line.
+    """
+    kept, passed = set[Pair](), 0
+    for tail, head in sorted(pairs, key=lambda pair: (pair[1] - pair[0], pair)):
+        passed += head - tail
+        if passed > _PASSED * (boxes + _PASSED):
+            break
+        kept.add((tail, head))
+    return kept
+
+
 def _shared(parts: Parts, place: int) -> int:
     """How many modules a cut at this box goes through."""
     one, two = parts.containers[place - 1], parts.containers[place]
     return sum(a == b for a, b in zip(one, two, strict=False))
 
 
-def _column(parts: Parts, members: list[int], stubs: list[Pair]) -> Layout | None:
-    inside = set(members)
-    edges = [pair for pair in parts.edges if pair[0] in inside and pair[1] in inside]
+def _column(parts: Parts, members: list[int], edges: list[Pair], stubs: Mapping[int, int]) -> Layout | None:
     lines = ["digraph {", f"graph [nodesep=0.28 ranksep={_RANK / 72:.3f}{_haste(len(members), len(edges))}]"]
     lines.append('node [shape=box fixedsize=true label="" fontsize=1]')
     frames: list[str] = []
     lines += _clusters(parts, members, (), frames)
-    for tail, head in stubs:
+    for head, tail in stubs.items():
         lines.append(f"s{tail}_{head} [width={_STUB[0] / 72:.3f} height={_STUB[1] / 72:.3f}]")
         lines.append(f"s{tail}_{head} -> n{head} [weight=0]")
     for tail, head in edges:
@@ -190,8 +212,9 @@ def _clusters(parts: Parts, members: Iterable[int], path: tuple[str, ...], frame
             lines += _clusters(parts, boxes, inner, frames)
             continue
         frames.append(inner[-1])
-        # A label of one line, for which dot leaves room; the name itself is written by whoever draws.
-        lines.append(f'subgraph cluster_{len(frames) - 1} {{ label=" " fontsize=9 labelloc=t margin=7')
+        # Room of one line for the name, which is written by whoever draws.
+        room = "margin=17" if parts.turned else 'label=" " fontsize=9 labelloc=t margin=7'
+        lines.append(f"subgraph cluster_{len(frames) - 1} {{ {room}")
         lines += [*_clusters(parts, boxes, inner, frames), "}"]
     return lines
 

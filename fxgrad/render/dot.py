@@ -97,7 +97,8 @@ class _Picture:
         graph = graphviz.Digraph("gradient_flow", comment="made by fxgrad")
         graph.attr(
             rankdir=self.direction, fontname="Helvetica", fontsize="14", nodesep="0.25", ranksep="0.25",
-            bgcolor="white", labelloc="t", labeljust="l", label=_text(self._title(), "\\l"), tooltip=_text(self.flow.capture.model),
+            bgcolor="white", labelloc="t", labeljust="l", label=_text(self._title(), "\\l"),
+            tooltip=_text(self.flow.capture.model),
         )  # fmt: skip
         graph.attr(**_haste(self.size))
         graph.attr("node", shape="box", fontname="Helvetica", fontsize="11", margin="0.12,0.05", height="0.3")

@@ -70,7 +70,7 @@ class _Picture:
         for pair, path in layout.edges.items():
             self._edge(pair, path, named=pair in layout.stubs)
         for pair, (x, y) in layout.stubs.items():
-            self._stub(pair, x, y)
+            self._stub(pair, x, y, layout)
         for index, (x, y) in layout.boxes.items():
             self._card(self.cards[index], x, y)
         whole = max(height, layout.height) + 2 * _MARGIN + 8
@@ -83,7 +83,7 @@ class _Picture:
         if self.options.direction == "down":
             return arrange(Parts(sizes, containers, tuple(self.uses)), room)
         turned = [(height, width) for width, height in sizes]
-        found = arrange(Parts(turned, containers, tuple(self.uses)), Room(room.height, room.width))
+        found = arrange(Parts(turned, containers, tuple(self.uses), turned=True), Room(room.height, room.width))
         return None if found is None else _turned(found)
 
     def _legend(self) -> Legend:
@@ -198,10 +198,13 @@ class _Picture:
         words = [way_words(edge.rewritten, self.norm), *audit_lines(edge.rewritten)]
         return f"{use}, rewritten by {rule_words(edge.rewritten)}: {'; '.join(words)}"
 
-    def _stub(self, pair: Pair, x: float, y: float) -> None:
-        name = self.boxes[pair[0]].name
-        with self.pen.group("stub", [f"from {name}"]):
-            words = middle(f"from {short(name)}", 150, 10)
+    def _stub(self, pair: Pair, x: float, y: float, layout: Layout) -> None:
+        """Where edges come from that are not drawn."""
+        tails = [a for a, b in self.uses if b == pair[1] and ((a, b) not in layout.edges or (a, b) == pair)]
+        names = [self.boxes[tail].name for tail in tails]
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        with self.pen.group("stub", [f"from {name}" for name in names]):
+            words = middle(f"from {short(names[0])}{more}", 150, 10)
             self.pen.text((x, y + 3.5), words, Letters(10, faint=True, anchor="middle"))
 
 

@@ -122,8 +122,8 @@ def dense(layers):
 
 
 def test_many_edges_make_a_flow_large_and_the_longest_are_named() -> None:
-    assert "from0_" not in dense(20).to_dot()
-    text = dense(60).to_dot()  # 1,770 edges, that cross 35,990 ranks
+    assert "from0_" not in dense(20).to_dot(fold=False)
+    text = dense(60).to_dot(fold=False)  # 1,770 edges, that cross 35,990 ranks
     assert 'splines="line"' in text or "splines=line" in text
     cut = {(int(a), int(b)) for a, b in re.findall(r"from(\d+)_(\d+) -> n", text)}
     drawn = {(int(a), int(b)) for a, b in re.findall(r"\tn(\d+) -> n(\d+) ", text)}
@@ -141,7 +141,7 @@ def test_outputs_share_one_norm_and_say_what_is_special() -> None:
             *flow.sites[:3],
             *(dataclasses.replace(s, statistics=t) for s, t in zip(split, statistics, strict=True)),
         )
-        return dataclasses.replace(flow, sites=sites).to_dot()
+        return dataclasses.replace(flow, sites=sites).to_dot(fold=False)
 
     assert "l2_norm 5" in text(flows.full(3.0), flows.full(4.0))
     assert "0 (all zero)" in text(flows.full(0.0, zero=8), flows.full(0.0, zero=8))
@@ -156,6 +156,9 @@ def test_outputs_share_one_norm_and_say_what_is_special() -> None:
         ({"depth": -1}, "at least 0"),
         ({"depth": True}, "at least 0"),
         ({"fold": 1}, "True or False"),
+        ({"theme": "blue"}, "'light' or 'dark'"),
+        ({"scale": "log"}, "'relative' or 'absolute'"),
+        ({"direction": "up"}, "'down' or 'right'"),
         ({"colour": "red"}, "no option 'colour'; they have norm, depth, fold"),
     ],
 )

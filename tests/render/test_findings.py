@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from fxgrad.render.findings import one_line, plain_text, shown_source, top_lines
+from fxgrad.render.findings import finding_lines, one_line, plain_text, shown_source
 from fxgrad.schema import RULES, Diagnosis, NotChecked
 from tests import diagnoses, flows
 
@@ -82,16 +82,13 @@ def test_one_line() -> None:
     assert one_line(diagnoses.frozen()) == "INFO frozen at fc.bias: fc.bias requires no gradient"
 
 
-def test_top_lines() -> None:
-    assert top_lines(()) == []
-    found = [diagnoses.dead(), diagnoses.dead(), diagnoses.outside(), diagnoses.frozen()]
-    lines = top_lines(found)
-    assert lines[0] == "findings: 2 errors, 1 warning, 1 info; the first 3:"
-    assert lines[1].startswith("  ERROR dead at /op1")
-    assert len(lines) == 4
-    assert top_lines(found[2:])[0] == "findings: 1 warning, 1 info:"
-    long = dataclasses.replace(diagnoses.frozen(), message="x" * 500)
-    assert max(map(len, top_lines([long]))) == 160
+def test_the_short_form_of_a_finding_has_its_cause_and_what_to_try() -> None:
+    assert finding_lines(diagnoses.dead()) == [
+        "ERROR dead at /op1 (/home/user/net.py:4)",
+        "16 of 16 units never fired",
+        "try: Start the bias at 0.",
+    ]
+    assert len(finding_lines(dataclasses.replace(diagnoses.dead(), suggestion=""))) == 2
 
 
 def test_files_below_the_working_folder_are_named_from_there(tmp_path, monkeypatch) -> None:

@@ -7,7 +7,6 @@ import pytest
 from rich.console import Console
 
 from fxgrad.errors import OptionError
-from fxgrad.render.text import summary
 from fxgrad.schema import Statistics
 from tests import diagnoses, flows
 
@@ -45,7 +44,7 @@ def test_special_gradients_read_differently() -> None:
     text = printed(flows.special())
     for words in ("3 NaN", "8 Inf", "0 (all zero)", "0 (below float32's range)", "Inf (above float32's range)"):
         assert words in text
-    assert "not measured: 1 frozen" in text
+    assert "without a gradient: 1 frozen" in text
 
 
 def test_limit_keeps_the_drops() -> None:
@@ -63,7 +62,7 @@ def test_names_are_no_markup(word) -> None:
 
 
 def test_names_neither_steer_the_terminal_nor_turn_into_pictures() -> None:
-    text = printed(flows.named("a\x1b[2Jb\\")) + summary(flows.named("a\x1b[2Jb\\"))
+    text = printed(flows.named("a\x1b[2Jb\\"))
     assert "\x1b" not in text
     assert "a\\x1b[2Jb\\ (loss at the top" in text
     assert ":smile:" in printed(flows.named(":smile:"))
@@ -108,15 +107,6 @@ def test_bad_norms() -> None:
         flows.chain(level="norm").table(norm="max_abs")
 
 
-def test_summary() -> None:
-    text = summary(flows.chain(3))
-    assert "Net: 3 of 4 sites measured" in text
-    assert "front end: eager (asked for)" in text
-    assert "not measured: 1 no_grad_required" in text
-    assert "/op0 x0.1" in text
-    assert "first non-finite gradient from the loss: /inf (net.py:4)" in summary(flows.special())
-
-
 def test_a_culprit_is_marked_at_its_site() -> None:
     found = rows(printed(flows.chain(3), findings=diagnoses.every()))
     assert [line.split("│")[1].strip() for line in found] == ["/op2", "/op1", "<- 1 ERROR dead", "/op0"]
@@ -138,11 +128,12 @@ def test_of_several_outputs_the_one_that_is_blamed_is_marked() -> None:
     assert marked("/chunk") == marked(None) == ["/chunk[1]", "/chunk[0]"]
 
 
-def test_a_summary_has_the_first_three_findings() -> None:
-    assert "findings" not in summary(flows.chain(3))
-    lines = summary(flows.chain(3), [diagnoses.dead()] * 5).splitlines()
-    assert lines[-4] == "findings: 5 errors; the first 3:"
-    assert lines[-1].startswith("  ERROR dead at /op1")
+def test_a_table_prints_as_a_table(monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    text = str(flows.chain(3).table())
+    assert "/op2" in text and "│" in text
+    assert max(map(len, text.splitlines())) <= 100
+    assert repr(flows.chain(3).table()) == "FlowTable(3 rows)"
 
 
 def test_findings_of_something_else() -> None:
