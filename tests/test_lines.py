@@ -82,7 +82,7 @@ def test_a_history_is_a_tuple() -> None:
 
 
 def test_a_rewrite_and_its_report() -> None:
-    with fxgrad.rewrite(model(), fxgrad.rules.scale(0.5, where="0")) as rewrite:
+    with fxgrad.rewrite(model(), fxgrad.rules.scale(0.5, fxgrad.rules.outputs("0"))) as rewrite:
         assert repr(rewrite) == "Rewrite(Sequential, active, step 0)"
         assert str(rewrite).startswith(f"{rewrite!r}\nstep 0")
         assert repr(rewrite.report()).startswith("RewriteReport(step 0: ")

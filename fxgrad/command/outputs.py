@@ -68,7 +68,7 @@ class View:
         """What is printed, part by part."""
         told = self.diagnosis if self.whole else None
         parts: list[RenderableType] = [
-            Report(flow, self.diagnosis.findings, self.drawing.norm, more="--all", diagnosis=told)
+            Report(flow, self.diagnosis.findings, self.drawing.norm, "--all", "--check", told)
         ]
         if self.every:
             parts += [Text(), flow.table(norm=self.drawing.norm, findings=self.diagnosis.findings)]

@@ -121,12 +121,11 @@ def _run_words(cells: tuple[Cell, ...], size: Size) -> list[str]:
     """The first and the last block's value, and the worst or marked one's."""
     first, last = cells[0], cells[-1]
     ends, worst = f"first {first.words} · last {last.words}", worst_of(cells, size)
-    name = worst.name.rpartition(".")[2]
     if worst.finding is not None:
-        return [ends, f"marked: {worst.words} at {name}"]
+        return [ends] if worst in (first, last) else [ends, f"marked: {worst.words} at {worst.name}"]
     if _far(worst, size) - max(_far(first, size), _far(last, size)) < _OFF:
         return [ends]
-    return [ends, f"worst {worst.words} at {name}"]
+    return [ends, f"worst: {worst.words} at {worst.name}"]
 
 
 def worst_of(cells: tuple[Cell, ...], size: Size) -> Cell:

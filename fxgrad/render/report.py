@@ -11,7 +11,7 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from fxgrad.render.findings import finding_lines, rich_text
+from fxgrad.render.findings import at, finding_lines, rich_text
 from fxgrad.render.profile import profile
 from fxgrad.render.verdict import verdict
 from fxgrad.render.words import blind_counts, printable, rewritten_counts
@@ -19,7 +19,8 @@ from fxgrad.schema import Diagnosis, Finding, GradientFlow, NormWord
 
 __all__ = ["Report", "report_text", "text_width"]
 
-_WHOLE = 5  # findings that are told
+_WHOLE = 5  # errors and warnings that are told
+_NOTES = 3  # other findings that are named
 _WIDTH = 80  # columns where nothing says how many there are
 
 
@@ -36,7 +37,7 @@ class Report:
         flow: what was measured.
         findings: what the checks say of it.
         norm: which norm numbers and colours mean.
-        more: how one gets to see every value.
+        more, more_findings: how one gets to see every value, and all that is said of findings.
         diagnosis: where it is given, its findings are told with all their evidence.
     """
 
@@ -44,6 +45,7 @@ class Report:
     findings: tuple[Finding, ...]
     norm: NormWord = "l2_norm"
     more: str = "flow.table()"
+    more_findings: str = "flow.diagnosis"
     diagnosis: Diagnosis | None = None
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
@@ -65,12 +67,19 @@ class Report:
         if self.diagnosis is not None:
             yield rich_text(self.diagnosis)
             return
-        for place, finding in enumerate(self.findings[:_WHOLE], start=1):
+        numbered = list(enumerate(self.findings, start=1))
+        faults = [(place, one) for place, one in numbered if one.severity != "info"]
+        for place, finding in faults[:_WHOLE]:
             head, *body = finding_lines(finding)
-            yield Text(printable(f"{place}. {head}"), "bold red" if finding.severity == "error" else "bold")
+            yield Text(printable(f"{place}. {head}"), "bold red" if finding.severity == "error" else "bold yellow")
             yield from (Padding(Text(printable(line)), (0, 0, 0, 3), expand=False) for line in body)
-        if len(self.findings) > _WHOLE:
-            yield Text(f"and {len(self.findings) - _WHOLE} findings more", "dim")
+        if len(faults) > _WHOLE:
+            yield Text(f"and {len(faults) - _WHOLE} more: {self.more_findings}", "dim")
+        notes = [f"{one.rule} {at(one)}" for _, one in numbered if one.severity == "info"]
+        if notes:
+            more = f" and {len(notes) - _NOTES} more" if len(notes) > _NOTES else ""
+            words = f"good to know: {', '.join(notes[:_NOTES])}{more} ({self.more_findings})"
+            yield Text(printable(words), "dim")
 
 
 def report_text(report: Report, width: int | None = None) -> str:

@@ -178,7 +178,7 @@ def test_the_culprit_is_marked_in_its_box_and_in_its_cell() -> None:
     assert [group.find(f"{SVG}title").text.split(":")[0] for group in rings] == ["body.5"]
     words = [element.text for element in root.iter(f"{SVG}text")]
     assert len(list(root.iter(f"{SVG}circle"))) == 2  # beside the finding, and on the box
-    assert any("at 5" in (word or "") and word.startswith("marked") for word in words)
+    assert any("at body.5" in (word or "") and word.startswith("marked") for word in words)
 
 
 def test_marks_are_those_of_the_diagnosis_only() -> None:
