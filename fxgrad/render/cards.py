@@ -100,7 +100,9 @@ def _lines(box: Box, labels: Labels, look: Look) -> list[str]:
     if look == "not_measured":
         return [about, ", ".join(reasons).replace("_", " ") or "not measured"]
     gain = labels.gain(box)
-    return [about, labels.words(box) + ("" if gain is None else f" · gain {number(gain)}")]
+    after = [*labels.rewritten(box), *labels.rewritten_parameters(box)]
+    told = f"{len(after)} rewritten" if after and not box.single else labels.after(box) if after else ""
+    return [about, labels.words(box) + ("" if gain is None else f" · gain {number(gain)}"), told]
 
 
 def _run_name(box: Box) -> str:

@@ -137,11 +137,17 @@ class Labels:
         reasons = dict.fromkeys(spot.reason for spot in self._spots.get(node.key, []))
         if reasons:
             lines.append("blind: " + ", ".join(reasons))
-        # Who did it is in the tooltip.
-        lines += [rewritten_words(site, self._norm).partition(" by ")[0] for site in self.rewritten(box)[:_TENSORS]]
+        return lines + self._after(box) + [f"DROP x{number(drop.ratio)}" for drop in self.drops(box)]
+
+    def after(self, box: Box) -> str:
+        """What rules made of the gradients at a node, in a line; who did it is in the tooltip."""
+        return ", ".join(self._after(box))
+
+    def _after(self, box: Box) -> list[str]:
+        lines = [rewritten_words(site, self._norm).partition(" by ")[0] for site in self.rewritten(box)[:_TENSORS]]
         for one in self.rewritten_parameters(box)[:_TENSORS]:
             lines.append(f"rewritten: {short(one.name)} {self._before_after(one)}".strip())
-        return lines + [f"DROP x{number(drop.ratio)}" for drop in self.drops(box)]
+        return lines
 
     def _norm_line(self, box: Box) -> str:
         words = self._range_words(box) if box.blocks else self._norm_words(box.outputs)

@@ -179,7 +179,9 @@ class _Picture:
             return Line("#d40000", 2.6)
         value = joint(edges, self.norm)
         if value is None or pair[0] not in self.split:
-            return Line(self.theme.line)
+            unknown = pair[0] in self.split and self.flow.event.sites == "edge"
+            blind = unknown and self.cards[pair[0]].look != "not_measured"
+            return Line(self.theme.line, 1.1, _DASHED if blind else "")
         if not value:
             return Line(self.theme.ink, 1.1, "1.5 3")
         return self._coloured(value)
