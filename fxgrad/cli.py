@@ -1,4 +1,4 @@
-"""The command line: ``fxgrad run``, ``fxgrad render``, ``fxgrad diagnose``, ``fxgrad demo``, ``fxgrad build``.
+"""The command line: ``fxgrad run``, ``render``, ``diagnose``, ``compare``, ``demo`` and ``build``.
 
 Only wiring: what the words mean is in ``fxgrad.command``.  torch is imported by the commands that need it.
 """
@@ -181,6 +181,35 @@ def diagnose(
         else:
             typer.echo(judged.text(form), nl=False)
         _conclude(judged, wanted)
+
+
+@app.command("compare")
+def compare_flows(
+    before: Annotated[Path, typer.Argument(metavar="BEFORE.JSON", help="A saved flow.")],
+    after: Annotated[Path, typer.Argument(metavar="AFTER.JSON", help="Another one, of the same model.")],
+    norm: Norm = "l2_norm",
+    depth: Depth = None,
+    theme: Theme = "light",
+    output: Files = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Exit with 1 for an error or a warning that the first flow does not have.")
+    ] = False,
+    show_traceback: Traceback = False,
+) -> None:
+    """Say what became of a model's gradient from one saved flow to another, and draw the difference."""
+    with _reported(show_traceback):
+        from fxgrad.command.outputs import check_paths, write_difference
+        from fxgrad.comparison import compare
+        from fxgrad.store import load
+
+        check_paths(output or [], (".svg", ".png", ".pdf", ".txt"))
+        found = compare(load(before), load(after), norm=norm)
+        typer.echo(str(found))
+        write_difference(found, output or [], {"depth": depth, "theme": theme})
+        for path in output or []:
+            typer.echo(f"wrote {path}")
+        if check and found.worse:
+            raise typer.Exit(_FOUND)
 
 
 @app.command()

@@ -42,7 +42,10 @@ Forward = Annotated[
 Files = Annotated[
     list[Path] | None,
     typer.Option(
-        "-o", "--output", metavar="FILE", help="Write .svg, .png, .pdf, .dot, .json or .txt. May be repeated."
+        "-o",
+        "--output",
+        metavar="FILE",
+        help="Write .svg, .png, .pdf, .dot, .json, .csv, .parquet, .txt. May be repeated.",
     ),
 ]
 Norm = Annotated[NormWord, typer.Option(help="Which norm colours and numbers mean.")]

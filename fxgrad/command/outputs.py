@@ -18,9 +18,11 @@ from rich.console import Console, RenderableType
 from rich.text import Text
 
 from fxgrad.errors import GraphvizMissingError, OptionError
+from fxgrad.frames import check_parquet, to_csv, to_parquet
 from fxgrad.render.convert import check_converter, converted
 from fxgrad.render.report import Report, text_width
 from fxgrad.schema import (
+    Comparison,
     Diagnosis,
     DirectionWord,
     GradientFlow,
@@ -30,7 +32,17 @@ from fxgrad.schema import (
     ThemeWord,
 )
 
-__all__ = ["SUFFIXES", "Drawing", "View", "check_paths", "error_lines", "plain_text", "replace_all", "write_all"]
+__all__ = [
+    "SUFFIXES",
+    "Drawing",
+    "View",
+    "check_paths",
+    "error_lines",
+    "plain_text",
+    "replace_all",
+    "write_all",
+    "write_difference",
+]
 
 _CONVERTED = (".png", ".pdf")
 _ORDINARY_MODE = 0o666  # of a new file, before the umask
@@ -103,6 +115,8 @@ _WRITERS: Mapping[str, Callable[[GradientFlow, View], str | bytes]] = {
     ".pdf": lambda flow, view: converted(flow.to_svg(**view.picture()), "pdf"),
     ".dot": lambda flow, view: flow.to_dot(**view.picture()),
     ".json": lambda flow, _: flow.to_json(),
+    ".csv": lambda flow, _: to_csv([flow]),
+    ".parquet": lambda flow, _: to_parquet([flow]),
     ".txt": plain_text,
 }
 
@@ -122,6 +136,8 @@ def check_paths(paths: Sequence[Path], suffixes: Sequence[str] = SUFFIXES, optio
             raise OptionError(message)
         if path.suffix in _CONVERTED:
             check_converter(path.suffix.removeprefix("."), f"{option} {path}")
+        if path.suffix == ".parquet":
+            check_parquet(f"{option} {path}")
         folder = path.parent
         if not folder.is_dir():
             message = f"{option} {path}: there is no folder {folder}. Make it first, or name another"
@@ -154,6 +170,23 @@ def write_all(flow: GradientFlow, paths: Sequence[Path], view: View) -> None:
         written = ", ".join(map(str, texts))
         message = f"{missing}\nWritten instead of the picture: {written}"
         raise GraphvizMissingError(message) from missing
+
+
+def write_difference(comparison: Comparison, paths: Sequence[Path], options: PictureWords) -> None:
+    """Write the picture or the words of a comparison to every file, by its suffix.
+
+    Raises:
+        OptionError: a file cannot be written, or nothing is installed that makes a PNG or PDF.
+        GraphvizMissingError: no picture can be laid out.
+    """
+    made: dict[Path, str | bytes] = {}
+    for path in paths:
+        if path.suffix == ".txt":
+            made[path] = f"{comparison}\n"
+            continue
+        svg = comparison.to_svg(**options)
+        made[path] = svg if path.suffix == ".svg" else converted(svg, "png" if path.suffix == ".png" else "pdf")
+    replace_all(made)
 
 
 def replace_all(texts: Mapping[Path, str] | Mapping[Path, str | bytes], option: str = "-o") -> None:

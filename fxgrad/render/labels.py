@@ -145,9 +145,8 @@ class Labels:
 
     def _after(self, box: Box) -> list[str]:
         lines = [rewritten_words(site, self._norm).partition(" by ")[0] for site in self.rewritten(box)[:_TENSORS]]
-        for one in self.rewritten_parameters(box)[:_TENSORS]:
-            lines.append(f"rewritten: {short(one.name)} {self._before_after(one)}".strip())
-        return lines
+        changed = self.rewritten_parameters(box)[:_TENSORS]
+        return lines + [f"rewritten: {short(one.name)} {self._before_after(one)}".strip() for one in changed]
 
     def _norm_line(self, box: Box) -> str:
         words = self._range_words(box) if box.blocks else self._norm_words(box.outputs)

@@ -37,6 +37,7 @@ class Legend:
         rewritten: whether rewrite rules stand somewhere.
         split: whether lines show the part that each use sends back.
         way: whether the way of a fault is drawn.
+        changed: whether colours mean what became of each gradient since another flow.
     """
 
     norm: NormWord
@@ -45,6 +46,7 @@ class Legend:
     rewritten: bool
     split: bool
     way: bool
+    changed: bool = False
 
 
 def panel(pen: Pen, flow: GradientFlow, findings: Sequence[Finding], legend: Legend) -> float:
@@ -94,6 +96,7 @@ def _finding(pen: Pen, y: float, place: int, finding: Finding) -> float:
 def _legend(pen: Pen, y: float, legend: Legend) -> float:
     name = legend.norm.replace("_", " ")
     about = f"colour: {name} of the gradient"
+    about += " against that in the first flow" if legend.changed else ""
     about += f", against {number(legend.size.reference)} at the loss side" if legend.size.relative else ""
     y = _lines(pen, y, about, Letters(11)) + 4
     step = PANEL / (2 * DECADES + 1)
@@ -104,8 +107,8 @@ def _legend(pen: Pen, y: float, legend: Legend) -> float:
     for decades in range(-DECADES, DECADES + 1, 2):
         pen.text(((decades + DECADES + 0.5) * step, y), _power(decades), Letters(9.5, faint=True, anchor="middle"))
     y += 13
-    pen.text((0, y), "◂ vanishing", Letters(10, faint=True))
-    pen.text((PANEL, y), "exploding ▸", Letters(10, faint=True, anchor="end"))
+    pen.text((0, y), "◂ smaller" if legend.changed else "◂ vanishing", Letters(10, faint=True))
+    pen.text((PANEL, y), "larger ▸" if legend.changed else "exploding ▸", Letters(10, faint=True, anchor="end"))
     y += 16
     for look in (look for look in _LOOKS if look in legend.looks):
         pen.look((0, y - 9, 26, 12), look)

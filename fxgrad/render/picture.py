@@ -6,13 +6,14 @@ import math
 
 from fxgrad.render.boxes import boxes_of
 from fxgrad.render.cards import NAME_SIZE, PAD, WORD_SIZE, Card, cell_place, make_card
+from fxgrad.render.changes import Changes
 from fxgrad.render.columns import Layout, Pair, Parts, Path, Room, arrange
 from fxgrad.render.labels import Labels, short
 from fxgrad.render.lettering import middle
 from fxgrad.render.marks import Marks
 from fxgrad.render.options import PictureOptions
 from fxgrad.render.panel import PANEL, Legend, panel
-from fxgrad.render.scale import colour, joint, scale_of
+from fxgrad.render.scale import Size, colour, joint, scale_of
 from fxgrad.render.svg_text import Letters, Line, Pen, Place, text_on
 from fxgrad.render.themes import THEMES
 from fxgrad.render.words import audit_lines, norm_words, rule_words, way_words
@@ -29,15 +30,18 @@ _ROUND = 7.0
 _DASHED = "5 4"
 
 
-def draw(flow: GradientFlow, options: PictureOptions) -> str | None:
-    """SVG text; None where no engine is installed that could lay it out."""
-    return _Picture(flow, options).draw()
+def draw(flow: GradientFlow, options: PictureOptions, before: GradientFlow | None = None) -> str | None:
+    """SVG text; None where no engine is installed that could lay it out.
+
+    With ``before``, colours mean what became of each gradient since that flow.
+    """
+    return _Picture(flow, options, before).draw()
 
 
 class _Picture:
     """A flow on its way to SVG."""
 
-    def __init__(self, flow: GradientFlow, options: PictureOptions) -> None:
+    def __init__(self, flow: GradientFlow, options: PictureOptions, before: GradientFlow | None = None) -> None:
         self.flow, self.options, self.norm = flow, options, options.norm
         self.theme = THEMES[options.theme]
         self.size = scale_of(flow, options.norm, options.scale)
@@ -51,6 +55,10 @@ class _Picture:
         self.ways = self.marks.ways(self.uses)
         labels = Labels(flow, options.norm)
         self.cards = [make_card(box, n, labels, self.marks, self.size) for n, box in enumerate(self.boxes)]
+        self.before = before
+        if before is not None:
+            self.size, changed = Size(), Changes(before, options.norm)
+            self.cards = [changed.card(card, box) for card, box in zip(self.cards, self.boxes, strict=True)]
         heads: dict[int, int] = {}
         for tail, _ in self.uses:
             heads[tail] = heads.get(tail, 0) + 1
@@ -90,8 +98,8 @@ class _Picture:
         looks = frozenset(card.look for card in self.cards if not card.plain)
         cells = frozenset(cell.look for card in self.cards for cell in card.cells)
         rewritten = any(card.rewritten for card in self.cards)
-        split = self.flow.event.sites == "edge" and bool(self.split)
-        return Legend(self.norm, self.size, looks | cells, rewritten, split, bool(self.ways))
+        split = self.flow.event.sites == "edge" and bool(self.split) and self.before is None
+        return Legend(self.norm, self.size, looks | cells, rewritten, split, bool(self.ways), self.before is not None)
 
     # ---- boxes ---------------------------------------------------------------------------------------------------
 
@@ -178,8 +186,8 @@ class _Picture:
         if any(edge.statistics is not None and edge.statistics.nonfinite for edge in edges):
             return Line("#d40000", 2.6)
         value = joint(edges, self.norm)
-        if value is None or pair[0] not in self.split:
-            unknown = pair[0] in self.split and self.flow.event.sites == "edge"
+        if value is None or pair[0] not in self.split or self.before is not None:
+            unknown = pair[0] in self.split and self.flow.event.sites == "edge" and self.before is None
             blind = unknown and self.cards[pair[0]].look != "not_measured"
             return Line(self.theme.line, 1.1, _DASHED if blind else "")
         if not value:

@@ -21,8 +21,13 @@ from fxgrad.store import write_whole
 _SLOW = 1000  # values from which layout takes long enough to say so
 
 
-def to_svg(flow: GradientFlow, path: str | Path | None = None, options: Mapping[str, Any] | None = None) -> str:
+def to_svg(
+    flow: GradientFlow, path: str | Path | None = None, options: Mapping[str, Any] | None = None, *,
+    before: GradientFlow | None = None,
+) -> str:  # fmt: skip
     """The picture as SVG text, also written to ``path`` if given; options as in ``fxgrad.schema.PictureWords``.
+
+    With ``before``, colours mean what became of each gradient since that flow.
 
     Raises:
         OptionError: an unknown option or value, or a norm that was not measured at this level.
@@ -30,7 +35,7 @@ def to_svg(flow: GradientFlow, path: str | Path | None = None, options: Mapping[
         FlowFileError: the file cannot be written.
     """
     chosen = options_from(flow, options or {})
-    text = _with_progress(flow, chosen)
+    text = _with_progress(flow, chosen, before)
     if text is None:
         message = "no Graphviz engine was found: install pygraphviz (pip install 'pygraphviz>=2.0'), or put dot on PATH"
         if path is not None:
@@ -43,13 +48,13 @@ def to_svg(flow: GradientFlow, path: str | Path | None = None, options: Mapping[
     return text
 
 
-def _with_progress(flow: GradientFlow, options: PictureOptions) -> str | None:
+def _with_progress(flow: GradientFlow, options: PictureOptions, before: GradientFlow | None) -> str | None:
     if len(flow) < _SLOW or not sys.stderr.isatty():
-        return draw(flow, options)
+        return draw(flow, options, before)
     from rich.console import Console
 
     with Console(stderr=True).status("laying out the graph ..."):
-        return draw(flow, options)
+        return draw(flow, options, before)
 
 
 def notebook_html(flow: GradientFlow, diagnosis: Diagnosis | None = None) -> str:

@@ -13,6 +13,7 @@ Units and conventions, used everywhere in the package:
 
 from __future__ import annotations
 
+from fxgrad.schema.comparing import Change, Comparison
 from fxgrad.schema.drawing import DirectionWord, PictureWords, ScaleWord, TableWords, ThemeWord
 from fxgrad.schema.findings import RULES, Confidence, Diagnosis, Finding, NotChecked, Severity
 from fxgrad.schema.flow import CaptureReport, EventInfo, GradientFlow, Sink
@@ -40,7 +41,9 @@ __all__ = [
     "BlindSpot",
     "BufferRecord",
     "CaptureReport",
+    "Change",
     "ChannelSums",
+    "Comparison",
     "Confidence",
     "Constant",
     "Consumer",

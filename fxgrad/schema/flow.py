@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from fxgrad.schema.drawing import PictureWords, TableWords
 from fxgrad.schema.findings import Diagnosis, Finding, NotChecked
@@ -17,6 +17,7 @@ from fxgrad.schema.words import FrontEnd, Level, SiteKind
 
 if TYPE_CHECKING:
     import networkx as nx
+    import pandas as pd
     from rich.table import Table
     from typing_extensions import Unpack
 
@@ -167,6 +168,22 @@ class GradientFlow:
         """Versioned strict JSON, also written to ``path`` if given."""
         text: str = _late("fxgrad.store", "to_json")(self, path)
         return text
+
+    def to_csv(self, path: str | Path | None = None, *, of: Literal["values", "parameters"] = "values") -> str:
+        """A row for each value (or parameter) and a column for each statistic; also written to ``path`` if given."""
+        text: str = _late("fxgrad.frames", "to_csv")([self], of)
+        if path is not None:
+            _late("fxgrad.store", "write_whole")(Path(path), text)
+        return text
+
+    def to_pandas(self, *, of: Literal["values", "parameters"] = "values") -> pd.DataFrame:
+        """The same as a frame (needs pandas), for ``to_parquet`` and plots of your own.
+
+        Raises:
+            OptionError: pandas is not installed, or ``of`` is unknown.
+        """
+        frame: pd.DataFrame = _late("fxgrad.frames", "to_pandas")([self], of)
+        return frame
 
     def table(self, **options: Unpack[TableWords]) -> Table:
         """A rich table in backward order with the drops that matter and the culprits of findings marked."""

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
 from fxgrad.schema.flow import GradientFlow
 from fxgrad.schema.late import late
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = ["History"]
 
@@ -12,6 +18,22 @@ class History(tuple[GradientFlow, ...]):
     """A tuple of flows, oldest first, that reads as one line for each of them."""
 
     __slots__ = ()
+
+    def to_csv(self, path: str | Path | None = None, *, of: Literal["values", "parameters"] = "values") -> str:
+        """A row for each step and value (or parameter); also written to ``path`` if given."""
+        text: str = late("fxgrad.frames", "to_csv")(self, of)
+        if path is not None:
+            late("fxgrad.store", "write_whole")(Path(path), text)
+        return text
+
+    def to_pandas(self, *, of: Literal["values", "parameters"] = "values") -> pd.DataFrame:
+        """The same as a frame (needs pandas), for ``to_parquet`` and plots of your own.
+
+        Raises:
+            OptionError: pandas is not installed, or ``of`` is unknown.
+        """
+        frame: pd.DataFrame = late("fxgrad.frames", "to_pandas")(self, of)
+        return frame
 
     def __repr__(self) -> str:
         """How many there are, and which."""
