@@ -213,6 +213,36 @@ def compare_flows(
 
 
 @app.command()
+def plot(
+    files: Annotated[
+        list[Path], typer.Argument(metavar="FLOW.JSON...", help="One flow, a saved series, or several, oldest first.")
+    ],
+    norm: Norm = "l2_norm",
+    values: Annotated[
+        list[str] | None, typer.Option("--value", metavar="KEY", help="Show this value, too. May be repeated.")
+    ] = None,
+    output: Annotated[
+        list[Path] | None, typer.Option("-o", "--output", metavar="FILE", help="Write .png, .svg or .pdf (matplotlib).")
+    ] = None,
+    show_traceback: Traceback = False,
+) -> None:
+    """Show the gradient of each block over the steps of a series, or over the depth of one flow."""
+    with _reported(show_traceback):
+        from fxgrad.command.findings import load_flows
+        from fxgrad.command.plotting import plain, shown, write_figures
+
+        flows = load_flows(files)
+        part = shown(flows, norm, values or [])
+        if sys.stdout.isatty():
+            Console().print(part)
+        else:
+            typer.echo(plain(part), nl=False)
+        write_figures(flows, output or [], norm, values or [])
+        for path in output or []:
+            typer.echo(f"wrote {path}")
+
+
+@app.command()
 def demo(
     folder: Annotated[
         Path, typer.Option("-o", "--output", metavar="FOLDER", help="Where to write flow.svg and flow.json.")

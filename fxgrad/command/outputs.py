@@ -124,7 +124,9 @@ _WRITERS: Mapping[str, Callable[[GradientFlow, View], str | bytes]] = {
 SUFFIXES = tuple(_WRITERS)
 
 
-def check_paths(paths: Sequence[Path], suffixes: Sequence[str] = SUFFIXES, option: str = "-o") -> None:
+def check_paths(
+    paths: Sequence[Path], suffixes: Sequence[str] = SUFFIXES, option: str = "-o", *, needs_converter: bool = True
+) -> None:  # fmt: skip
     """Find out before the work whether its result could be written.
 
     Raises:
@@ -134,7 +136,7 @@ def check_paths(paths: Sequence[Path], suffixes: Sequence[str] = SUFFIXES, optio
         if path.suffix not in suffixes:
             message = f"{option} {path}: no format goes by the suffix {path.suffix!r}. Use one of {', '.join(suffixes)}"
             raise OptionError(message)
-        if path.suffix in _CONVERTED:
+        if needs_converter and path.suffix in _CONVERTED:
             check_converter(path.suffix.removeprefix("."), f"{option} {path}")
         if path.suffix == ".parquet":
             check_parquet(f"{option} {path}")

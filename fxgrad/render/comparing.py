@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -25,10 +26,11 @@ _SEEN = 0.05  # decades from which a change is one
 def comparison_text(comparison: Comparison, width: int | None = None) -> str:
     """Findings that are gone, new and left, and then the values that changed most."""
     width = width or text_width()
-    lines = [
-        f"before: {verdict(comparison.before, comparison.before.findings, comparison.norm)}",
-        f"after:  {verdict(comparison.after, comparison.after.findings, comparison.norm)}",
-    ]
+    lines: list[str] = []
+    for word, flow in (("before: ", comparison.before), ("after:  ", comparison.after)):
+        lines += textwrap.wrap(
+            verdict(flow, flow.findings, comparison.norm), width, initial_indent=word, subsequent_indent="        "
+        )
     for word, listed in (("gone", comparison.gone), ("new", comparison.new), ("still there", comparison.left)):
         lines += [f"{_name(one)}: {word}" for one in listed]
     moved = [change for change in comparison.changes if _moved(change)]

@@ -17,7 +17,7 @@ from fxgrad.render.scale import Size, scale_of
 from fxgrad.render.words import number, printable
 from fxgrad.schema import Finding, GradientFlow, NormWord
 
-__all__ = ["LINES", "profile"]
+__all__ = ["LINES", "bar_of", "profile", "short_middle", "thinned"]
 
 LINES = 25  # at most
 _WIDE = 66  # columns from which a line says what its block is
@@ -93,13 +93,13 @@ def _fitted(rows: list[_Row], size: Size, width: int) -> list[Text]:
         if kind:
             line.append(short_middle(printable(row.kind), kind).ljust(kind + 1), "dim")
         line.append(short_middle(words, value).rjust(value) + " ")
-        for cell in _thinned(row.cells, bars, size):
-            line.append(*_bar(cell, size))
+        for cell in thinned(row.cells, bars, size):
+            line.append(*bar_of(cell, size))
         lines.append(line)
     return lines
 
 
-def _bar(cell: Cell, size: Size) -> tuple[str, str]:
+def bar_of(cell: Cell, size: Size) -> tuple[str, str]:
     """A bar and its style: ink that reads on the scale's colour, so that it is seen on any terminal."""
     if cell.look != "measured" or not cell.value:
         return _SIGNS[cell.look], _SPECIAL.get(cell.look, "")
@@ -107,7 +107,7 @@ def _bar(cell: Cell, size: Size) -> tuple[str, str]:
     return size.bar(cell.value), f"{text_colour(ground)} on {ground}"
 
 
-def _thinned(cells: Sequence[Cell], room: int, size: Size) -> list[Cell]:
+def thinned(cells: Sequence[Cell], room: int, size: Size) -> list[Cell]:
     """At most ``room`` cells; of those that share a place, the worst."""
     if len(cells) <= room:
         return list(cells)

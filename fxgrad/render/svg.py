@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-import html
 import sys
 from collections.abc import Mapping
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console, RenderableType
+
 from fxgrad.errors import GraphvizMissingError
-from fxgrad.graph import ratios
 from fxgrad.render.dot import to_dot
-from fxgrad.render.findings import html_text
 from fxgrad.render.options import PictureOptions, options_from
 from fxgrad.render.picture import draw
-from fxgrad.render.words import norm_words, number, shape_words, short_source
+from fxgrad.render.profile import profile
+from fxgrad.render.report import Report
 from fxgrad.schema import Diagnosis, GradientFlow
 from fxgrad.store import write_whole
 
+_NOTEBOOK = 100  # columns of words in a notebook
 _SLOW = 1000  # values from which layout takes long enough to say so
 
 
@@ -51,33 +53,22 @@ def to_svg(
 def _with_progress(flow: GradientFlow, options: PictureOptions, before: GradientFlow | None) -> str | None:
     if len(flow) < _SLOW or not sys.stderr.isatty():
         return draw(flow, options, before)
-    from rich.console import Console
-
     with Console(stderr=True).status("laying out the graph ..."):
         return draw(flow, options, before)
 
 
-def notebook_html(flow: GradientFlow, diagnosis: Diagnosis | None = None) -> str:
-    """The picture for a notebook, or a plain table where no Graphviz engine is installed, and the findings below."""
-    words = html_text(diagnosis) if diagnosis is not None and diagnosis.findings else ""
+def notebook_html(flow: GradientFlow, diagnosis: Diagnosis) -> str:
+    """The picture and the profile below it for a notebook; without a Graphviz engine, the answer in words."""
     try:
         text = to_svg(flow, options={"findings": diagnosis})
     except GraphvizMissingError:
-        return _html_table(flow) + words
-    return text[text.index("<svg") :] + words
+        return _preformatted(Report(flow, diagnosis.findings))
+    return text[text.index("<svg") :] + _preformatted(*profile(flow, diagnosis.findings, _NOTEBOOK))
 
 
-def _html_table(flow: GradientFlow) -> str:
-    known = ratios(flow)
-    rows = []
-    for site in reversed(flow.sites):
-        cells = (
-            site.id,
-            shape_words(site),
-            norm_words(site.statistics, "l2_norm"),
-            f"x{number(known[site.id])}" if site.id in known else "",
-            short_source(site.source),
-        )
-        rows.append("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in cells) + "</tr>")
-    head = "".join(f"<th>{word}</th>" for word in ("site", "shape", "l2_norm", "ratio", "source"))
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+def _preformatted(*parts: RenderableType) -> str:
+    """What a terminal shows, colours included, as HTML without script or style sheet."""
+    console = Console(file=StringIO(), record=True, width=_NOTEBOOK, emoji=False, force_jupyter=False)
+    for part in parts:
+        console.print(part)
+    return console.export_html(inline_styles=True, code_format="<pre>{code}</pre>")

@@ -13,11 +13,12 @@ from fxgrad.schema.late import late as _late
 from fxgrad.schema.lines import in_a_line
 from fxgrad.schema.records import BlindSpot, Edge, ModuleCall, ModuleFlow, Node, ParameterRecord, Site
 from fxgrad.schema.values import BufferRecord, OptimizerFacts
-from fxgrad.schema.words import FrontEnd, Level, SiteKind
+from fxgrad.schema.words import FrontEnd, Level, NormWord, SiteKind
 
 if TYPE_CHECKING:
     import networkx as nx
     import pandas as pd
+    from matplotlib.figure import Figure
     from rich.table import Table
     from typing_extensions import Unpack
 
@@ -185,6 +186,15 @@ class GradientFlow:
         frame: pd.DataFrame = _late("fxgrad.frames", "to_pandas")([self], of)
         return frame
 
+    def plot(self, path: str | Path | None = None, *, norm: NormWord = "l2_norm") -> Figure:
+        """The depth profile as a matplotlib figure: norm against depth on a log scale; saved to ``path`` if given.
+
+        Raises:
+            OptionError: matplotlib is not installed, or ``norm`` is unknown or was not measured.
+        """
+        figure: Figure = _late("fxgrad.render.plots", "plot_flow")(self, path, norm=norm)
+        return figure
+
     def table(self, **options: Unpack[TableWords]) -> Table:
         """A rich table in backward order with the drops that matter and the culprits of findings marked."""
         found: Table = _late("fxgrad.render.text", "table")(self, **self._with_findings(options))
@@ -211,7 +221,7 @@ class GradientFlow:
         return shown
 
     def _repr_html_(self) -> str:
-        """What a notebook shows for a flow: the picture, or the table where Graphviz is missing, and the findings."""
+        """What a notebook shows: the picture and the profile, or the words alone where Graphviz is missing."""
         text: str = _late("fxgrad.render.svg", "notebook_html")(self, self.diagnosis)
         return text
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from fxgrad.schema.flow import GradientFlow
 from fxgrad.schema.late import late
+from fxgrad.schema.words import NormWord
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.figure import Figure
 
 __all__ = ["History"]
 
@@ -34,6 +37,20 @@ class History(tuple[GradientFlow, ...]):
         """
         frame: pd.DataFrame = late("fxgrad.frames", "to_pandas")(self, of)
         return frame
+
+    def plot(
+        self, path: str | Path | None = None, *, norm: NormWord = "l2_norm", values: Sequence[str] = ()
+    ) -> Figure:  # fmt: skip
+        """A heat map of blocks over steps, the loss side and ``values`` above it, as a matplotlib figure.
+
+        Saved to ``path`` if given.  ``fxgrad plot`` draws it in a terminal, too, without matplotlib.
+
+        Raises:
+            OptionError: matplotlib is not installed, there is no flow, or ``norm`` is unknown or was not measured.
+            SiteNotFoundError: the latest flow has no value of that name.
+        """
+        figure: Figure = late("fxgrad.render.plots", "plot_history")(self, path, norm=norm, values=values)
+        return figure
 
     def __repr__(self) -> str:
         """How many there are, and which."""

@@ -121,7 +121,7 @@ def test_the_findings_of_the_flow_are_the_default(monkeypatch) -> None:
     assert "ERROR" not in "".join(str(cell) for cell in flow.table(findings=()).columns[0].cells)
     monkeypatch.setitem(sys.modules, "pygraphviz", None)
     monkeypatch.setenv("PATH", "")
-    assert "<li><b>ERROR dead" in flow._repr_html_()
+    assert "ERROR dead" in flow._repr_html_()
 
 
 def test_a_diagnosis_of_a_series_can_be_given() -> None:

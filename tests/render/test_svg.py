@@ -97,11 +97,15 @@ def test_dot_on_path_is_used_where_the_wheel_is_missing(tmp_path, monkeypatch) -
     assert flows.chain().to_svg() == wanted
 
 
-def test_notebooks_get_the_picture_or_a_table(monkeypatch) -> None:
-    assert flows.chain()._repr_html_().startswith("<svg")
+def test_notebooks_get_the_picture_and_the_profile_or_the_words(monkeypatch) -> None:
+    html = flows.chain()._repr_html_()
+    assert html.startswith("<svg")
+    assert html.count("<pre>") == 1 and "/op3" in html.partition("<pre>")[2]
+    assert "background-color: #fff6cf" in html  # the neutral colour of the scale
     no_engine(monkeypatch)
     html = flows.named("<script>x</script>")._repr_html_()
-    assert html.startswith("<table>")
+    assert html.startswith("<pre>")
+    assert "nothing wrong found" in html
     assert "<script>" not in html
 
 
