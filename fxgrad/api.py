@@ -14,7 +14,8 @@ from torch.optim import Optimizer
 from fxgrad.engine import Options
 from fxgrad.errors import FxgradError, InputError, ModelError, OptionError
 from fxgrad.instrumented import Instrumented
-from fxgrad.objective import check_loss, default_loss, naming_the_cut
+from fxgrad.losses import named_loss
+from fxgrad.objective import Objective, default_loss, naming_the_cut
 from fxgrad.preserve import preserved
 from fxgrad.rewriting.rules import Rule
 from fxgrad.rewritten import Rewrite
@@ -35,12 +36,13 @@ def gradient_flow(  # noqa: PLR0913  # the public signature of the design
     args: Any = (),
     kwargs: Mapping[str, Any] | None = None,
     *,
-    loss: Callable[[Any], Tensor] | None = None,
+    loss: Callable[[Any], Tensor] | str | None = None,
     capture: Capture = "auto",
     statistics: Level = "full",
     sites: SiteKind | None = None,
     forward: bool | None = None,
     channels: bool = False,
+    seed: int = 0,
 ) -> GradientFlow:
     """One forward and one backward pass of ``model``, and the gradient at every intermediate value.
 
@@ -50,9 +52,10 @@ def gradient_flow(  # noqa: PLR0913  # the public signature of the design
         model: any module.  A compiled one is measured by the original inside of it.
         args: positional arguments (a tuple), or the only one.
         kwargs: keyword arguments.
-        loss: takes what the model returns and gives a scalar.  None: a scalar output is the loss; an output with
-            ``.loss`` gives it; otherwise a seeded random direction of norm 1 over all floating outputs (see
-            ``flow.event.loss``).
+        loss: takes what the model returns and gives a scalar; or a name as on the command line (``"mse"``,
+            ``"cross_entropy"``, ``"sum"`` ...), against a random target.  None: a scalar output is the loss; an output
+            with ``.loss`` gives it; otherwise a random direction of norm 1 over all floating outputs
+            (``flow.event.loss`` says which).
         capture: front end; ``"auto"`` and ``"eager"`` run the model's own Python, once; ``"symbolic"`` traces it with
             torch.fx, Python state baked in, and runs the graph as ``instrument`` does; ``"dynamo"`` runs it in the
             graphs that ``torch.compile`` makes, at level ``norm``.
@@ -63,6 +66,7 @@ def gradient_flow(  # noqa: PLR0913  # the public signature of the design
             ``site.activity``, ``parameter.value``, ``flow.buffers``.  None: where ``statistics`` is not ``"norm"``.
         channels: with ``forward``, also the gradient of what convolutions, linear and matmul-like nodes returned, unit
             by unit, in ``site.channels``.
+        seed: of the random direction, or of a named loss's target.
 
     Raises:
         ModelError: the model or the loss raised, or there is nothing to differentiate.
@@ -77,12 +81,12 @@ def gradient_flow(  # noqa: PLR0913  # the public signature of the design
     _check_options(capture, statistics, sites, forward, channels)
     if capture == "dynamo":
         _only_norm(statistics, sites, "capture='dynamo'", forward=forward)
-    return _measured(model, args, kwargs, loss, Options(statistics, capture, sites, forward, channels))
+    objective = Objective(named_loss(loss, seed) if isinstance(loss, str) else loss, seed)
+    return _measured(model, args, kwargs, objective, Options(statistics, capture, sites, forward, channels))
 
 
 def _measured(
-    model: nn.Module, args: Any, kwargs: Mapping[str, Any] | None, loss: Callable[[Any], Tensor] | None,
-    options: Options,
+    model: nn.Module, args: Any, kwargs: Mapping[str, Any] | None, objective: Objective, options: Options
 ) -> GradientFlow:  # fmt: skip
     """One step of a model that is given back as it was."""
     if isinstance(model, nn.Module):
@@ -94,11 +98,11 @@ def _measured(
     leaves = [tensor for _, tensor in tensors_in((positional, named))]
     with preserved(model, leaves), _paused(outer), torch.enable_grad():
         if options.capture == "dynamo":
-            return _by_dynamo(model, positional, named, loss)
+            return _by_dynamo(model, positional, named, objective)
         watch = Watch(model, dataclasses.replace(options, one_shot=True), one_shot=True)
         try:
             with naming_the_cut(lambda: watch.engine.plan):
-                scalar, words = _run(model, positional, named, loss)
+                scalar, words = _run(model, positional, named, objective)
             watch.engine.loss_words = words
             _backward(scalar, model)
             del scalar
@@ -305,14 +309,12 @@ def _arguments(args: Any, kwargs: Mapping[str, Any] | None) -> tuple[tuple[Any, 
     return args, dict(kwargs or {})
 
 
-def _by_dynamo(
-    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], loss: Callable[[Any], Tensor] | None
-) -> GradientFlow:
+def _by_dynamo(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], objective: Objective) -> GradientFlow:
     """One step in the graphs of dynamo, run as they are (inner compiler ``eager``)."""
     from fxgrad.dynamo_backend import measured_once
 
     def step(call: Callable[..., Any]) -> str:
-        scalar, words = _run(model, args, kwargs, loss, call)
+        scalar, words = _run(model, args, kwargs, objective, call)
         _backward(scalar, model)
         return words
 
@@ -335,7 +337,7 @@ class _paused:  # noqa: N801  # used like a function in a with statement
 
 
 def _run(
-    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], loss: Callable[[Any], Tensor] | None,
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], objective: Objective,
     call: Callable[..., Any] | None = None,
 ) -> tuple[Tensor, str]:  # fmt: skip
     name = type(model).__name__
@@ -352,17 +354,7 @@ def _run(
         )
         message = f"{name} raised {type(error).__name__} when called with tensors ({shapes}): {error}"
         raise ModelError(message) from error
-    if loss is None:
-        scalar, words = default_loss(output, name)
-    else:
-        try:
-            scalar = loss(output)
-        except Exception as error:
-            message = f"the loss raised {type(error).__name__} on the output of {name}: {error}"
-            raise ModelError(message) from error
-        words = getattr(loss, "__qualname__", type(loss).__name__)
-    check_loss(scalar, name)
-    return scalar, words
+    return objective.of(output, name)
 
 
 def _backward(scalar: Tensor, model: nn.Module) -> None:

@@ -204,6 +204,13 @@ def find_site(flow: GradientFlow, name: str) -> Site:
     Raises:
         SiteNotFoundError: there is none; the message lists near names.
     """
+    if not isinstance(name, str):
+        example = repr(flow.sites[0].key) if flow.sites else "'layer1.0/relu'"
+        message = (
+            f"a value is found by its key, a string such as {example} (module path, '/', what was called), but not by "
+            f"{name!r}; flow.sites[n] is the value at place n"
+        )
+        raise SiteNotFoundError(message)
     for attribute in ("id", "key", "name"):
         for site in flow.sites:
             if getattr(site, attribute) == name:

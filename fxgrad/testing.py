@@ -22,7 +22,7 @@ __all__ = ["assert_healthy"]
 
 
 def assert_healthy(  # noqa: PLR0913  # the model and its call, as of gradient_flow, and what counts
-    model: nn.Module, args: Any = (), loss: Callable[[Any], Tensor] | None = None, *,
+    model: nn.Module, args: Any = (), loss: Callable[[Any], Tensor] | str | None = None, *,
     kwargs: Mapping[str, Any] | None = None, thresholds: Thresholds | None = None, ignore: Iterable[str] = (),
 ) -> Diagnosis:  # fmt: skip
     """Run one forward and one backward pass of ``model``, and raise where a rule finds an error or a warning.
@@ -32,7 +32,7 @@ def assert_healthy(  # noqa: PLR0913  # the model and its call, as of gradient_f
     Args:
         model: any module.
         args: positional arguments (a tuple), or the only one.
-        loss: takes what the model returns and gives a scalar; None as of ``fxgrad.gradient_flow``.
+        loss: takes what the model returns and gives a scalar, or its name; None as of ``fxgrad.gradient_flow``.
         kwargs: keyword arguments.
         thresholds: other thresholds than the rules' own.
         ignore: names of rules whose findings are allowed, and with them what they explain.
