@@ -174,7 +174,11 @@ class Labels:
         if len(measured) <= 1:
             return norm_words(measured[0] if measured else None, self._norm)
         if self._bad(sites):
-            return ", ".join(norm_words(one, self._norm) for one in measured if one.nonfinite)
+            counts = {
+                "NaN": sum(one.nan_count or 0 for one in measured),
+                "Inf": sum(one.inf_count or 0 for one in measured),
+            }
+            return ", ".join(f"{count} {word}" for word, count in counts.items() if count) or "NaN"
         if all(one.all_zero for one in measured):
             return norm_words(measured[0], self._norm)
         words = number(joint(sites, self._norm))

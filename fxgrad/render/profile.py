@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from rich.text import Text
 
-from fxgrad.render.boxes import boxes_of, grouped
+from fxgrad.render.boxes import Box, boxes_of, grouped
 from fxgrad.render.cards import Card, Cell, make_card, worst_of
 from fxgrad.render.labels import Labels
 from fxgrad.render.marks import Marks
@@ -55,17 +55,16 @@ def profile(flow: GradientFlow, findings: Sequence[Finding], width: int, norm: N
     number_of = {node.key: n for n, box in enumerate(kept) for node in box.all_nodes}
     marks, labels = Marks(flow, findings, kept, number_of), Labels(flow, norm)
     cards = [make_card(box, n, labels, marks, size) for n, box in enumerate(kept)]
-    return _fitted(
-        [_row(card, box.name, labels.words(box)) for card, box in zip(cards, kept, strict=True)], size, width
-    )
+    return _fitted([_row(card, box, labels.words(box)) for card, box in zip(cards, kept, strict=True)], size, width)
 
 
-def _row(card: Card, name: str, words: str) -> _Row:
+def _row(card: Card, box: Box, words: str) -> _Row:
     mark = ",".join(map(str, card.findings))
     if not card.cells:
-        cell = Cell(name, card.look, card.value, words)
+        cell = Cell(box.name, card.look, card.value, words)
         value = number(card.value) if card.look == "measured" else words
-        return _Row(mark, name, card.lines[0].partition(" · ")[0] if card.lines else "", value, value, (cell,))
+        module = not box.single or box.nodes[0].op == "call_module"  # a function's name says what it is
+        return _Row(mark, box.name, box.kind if module else "", value, value, (cell,))
     first, last = card.cells[0].words, card.cells[-1].words
     return _Row(mark, card.name, card.lines[0], f"{first} … {last}", worst_of(card.cells, Size()).words, card.cells)
 
