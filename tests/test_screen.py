@@ -122,3 +122,11 @@ def test_a_model_as_deep_as_asked_for_may_be_taller() -> None:
     models = pytest.importorskip("torchvision.models")
     flow = fxgrad.gradient_flow(models.resnet18(), torch.randn(2, 3, 64, 64))
     assert size(flow.to_svg(depth=9, fold=False))[0] > size(flow.to_svg())[0]
+
+
+def test_the_costs_that_the_readme_tells_are_those_of_the_benchmarks() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    measured = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    told = re.findall(r"\| (\d+\.\d{3})(?: \(a perceptron\))? \|$", readme, re.MULTILINE)
+    assert len(told) == 7
+    assert all(f"| {number} |" in measured for number in told)
