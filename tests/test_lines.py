@@ -11,6 +11,7 @@ from torch import nn
 import fxgrad
 from fxgrad import schema
 from fxgrad.schema import History
+from fxgrad.schema.lines import in_a_line
 from tests import diagnoses, flows
 
 LONG = "block." * 60
@@ -86,6 +87,29 @@ def test_a_rewrite_and_its_report() -> None:
         assert repr(rewrite) == "Rewrite(Sequential, active, step 0)"
         assert str(rewrite).startswith(f"{rewrite!r}\nstep 0")
         assert repr(rewrite.report()).startswith("RewriteReport(step 0: ")
+
+
+def test_rules_and_thresholds() -> None:
+    rules = fxgrad.rules
+    where = (
+        rules.nodes(LONG), rules.outputs(LONG), rules.edges(LONG, LONG), rules.parameters(LONG), rules.layers(path=LONG),
+        rules.groups(LONG),
+    )  # fmt: skip
+    for one in (*where, rules.scale(0.5, where[0]), rules.steps(3)):
+        assert len(repr(one)) <= 120
+        assert "<function" not in repr(one)
+    rule = rules.scale(0.5, rules.nodes("fc"))
+    assert repr(rule) == "Rule(name='scale(0.5)', where=Nodes(path='fc'), when=When(start=0))"
+    assert repr(fxgrad.Thresholds()) == "Thresholds(the defaults)"
+    assert repr(fxgrad.Thresholds(dead=0.4)) == "Thresholds(dead=0.4)"
+
+
+def test_a_short_form_of_what_is_not_there_is_refused_at_once() -> None:
+    with pytest.raises(AttributeError, match="Some has no other"):
+
+        @in_a_line("one", "other")
+        class Some:
+            one = 1
 
 
 def test_completion_offers_public_names_only() -> None:

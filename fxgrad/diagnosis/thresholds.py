@@ -7,6 +7,8 @@ from dataclasses import dataclass, fields
 
 from fxgrad.errors import OptionError
 
+_SHOWN = 3  # that the short form names
+
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
@@ -89,6 +91,12 @@ class Thresholds:
     seed_high: float = 1e4
     symmetry: float = 1e-6
     skips: int = 5
+
+    def __repr__(self) -> str:
+        """The thresholds that differ from the default, in one line."""
+        changed = [f"{f.name}={getattr(self, f.name)!r}" for f in fields(self) if getattr(self, f.name) != f.default]
+        words = ", ".join(changed[:_SHOWN]) + (f" and {len(changed) - _SHOWN} more" if len(changed) > _SHOWN else "")
+        return f"Thresholds({words or 'the defaults'})"
 
     def __post_init__(self) -> None:
         """Refuse what a rule cannot compare with: its silence would look like health.

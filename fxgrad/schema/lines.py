@@ -17,6 +17,11 @@ def in_a_line(*names: str) -> Callable[[type[Kind]], type[Kind]]:
     """A class decorator: ``repr`` gives the class and these attributes in one line, those that are None left out."""
 
     def decorated(kind: type[Kind]) -> type[Kind]:
+        missing = [name for name in names if not hasattr(kind, name)]
+        if missing:  # found when the class is made, and not when somebody debugs
+            message = f"{kind.__name__} has no {', '.join(missing)}"
+            raise AttributeError(message)
+
         def line(self: Any) -> str:
             """The class and what matters most, in one line."""
             words = [f"{name}={_cut(repr(getattr(self, name)), _WORD)}" for name in names if _there(self, name)]
