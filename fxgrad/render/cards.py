@@ -90,7 +90,8 @@ def make_card(box: Box, index: int, labels: Labels, marks: Marks, size: Size) ->
 
 def _lines(box: Box, labels: Labels, look: Look) -> list[str]:
     if box.single:
-        shapes = " ".join("×".join(map(str, site.shape)) or "scalar" for site in box.outputs[:_SHAPES])
+        own = [site for site in box.outputs if site.key == box.nodes[0].key] or box.outputs
+        shapes = " ".join("×".join(map(str, site.shape)) or "scalar" for site in own[:_SHAPES])
         kind = box.kind if box.nodes[0].op == "call_module" else ""
         about = " · ".join(word for word in (kind, shapes) if word)
     else:

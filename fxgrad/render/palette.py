@@ -55,3 +55,9 @@ def contrast(one: str, two: str) -> float:
 def text_colour(background: str) -> str:
     """Black or white, whichever reads better on ``background``."""
     return max(("#000000", "#ffffff"), key=lambda text: contrast(text, background))
+
+
+def mixed(one: str, two: str, share: float) -> str:
+    """``one`` with this ``share`` of ``two`` in it."""
+    parts = ((int(one[i : i + 2], 16), int(two[i : i + 2], 16)) for i in (1, 3, 5))
+    return "#" + "".join(f"{round(a + (b - a) * share):02x}" for a, b in parts)

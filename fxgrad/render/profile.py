@@ -12,7 +12,7 @@ from fxgrad.render.boxes import Box, boxes_of, grouped
 from fxgrad.render.cards import Card, Cell, make_card, worst_of
 from fxgrad.render.labels import Labels
 from fxgrad.render.marks import Marks
-from fxgrad.render.palette import text_colour
+from fxgrad.render.palette import mixed, text_colour
 from fxgrad.render.scale import Size, scale_of
 from fxgrad.render.words import number, printable
 from fxgrad.schema import Finding, GradientFlow, NormWord
@@ -23,6 +23,7 @@ LINES = 25  # at most
 _WIDE = 66  # columns from which a line says what its block is
 _KIND, _KIND_LEAST = 24, 8  # columns for that
 _NAME = 28  # columns for names that are kept before those for kinds
+_SHADE = 0.2  # of the ink that would read on a colour, in the bar on it
 _VALUES = 19
 _NARROW_VALUES = 9
 _SIGNS = {"zero": "0", "nonfinite": "!", "outside_range": "?", "not_measured": "-", "measured": "?"}
@@ -99,11 +100,11 @@ def _fitted(rows: list[_Row], size: Size, width: int) -> list[Text]:
 
 
 def bar_of(cell: Cell, size: Size) -> tuple[str, str]:
-    """A bar and its style: ink that reads on the scale's colour, so that it is seen on any terminal."""
+    """A bar and its style: a shade of the scale's colour on that colour, which is seen on any terminal."""
     if cell.look != "measured" or not cell.value:
         return _SIGNS[cell.look], _SPECIAL.get(cell.look, "")
     ground = size.colour(cell.value)
-    return size.bar(cell.value), f"{text_colour(ground)} on {ground}"
+    return size.bar(cell.value), f"{mixed(ground, text_colour(ground), _SHADE)} on {ground}"
 
 
 def thinned(cells: Sequence[Cell], room: int, size: Size) -> list[Cell]:

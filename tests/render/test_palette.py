@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from fxgrad.render.palette import DROP, LOOKS, contrast
+from fxgrad.render.palette import DROP, LOOKS, contrast, mixed
 from fxgrad.render.themes import THEMES
 
 
@@ -26,3 +26,8 @@ def test_words_and_marks_can_be_read_on_both_grounds() -> None:
             assert contrast(theme.faint, ground) >= 4.5
             assert contrast(theme.accent, ground) >= 3
             assert contrast(theme.line, ground) >= 3
+
+
+def test_a_mix_lies_between() -> None:
+    assert mixed("#000000", "#ffffff", 0.5) == "#808080"
+    assert mixed("#102030", "#ffffff", 0.0) == "#102030"
