@@ -14,7 +14,7 @@ import graphviz
 from fxgrad.errors import OptionError
 from fxgrad.render.boxes import boxes_of
 from fxgrad.render.labels import Labels, joint, short
-from fxgrad.render.marks import Marks, findings_from
+from fxgrad.render.marks import Marks, drops_told, findings_from
 from fxgrad.render.palette import (
     CULPRIT,
     CULPRIT_SHAPE,
@@ -55,6 +55,7 @@ _FOLDER = {"shape": "folder"}
 _STACK = {"shape": "box3d", "margin": "0.2,0.12"}  # its front face is smaller than the box
 _EDGE_WORDS = ("a line's width and colour:", "the part sent back over it")
 _WAY_WORDS = ("a double line:", "the way of the fault")
+_DROP = 0.05  # ratio below which a drop is marked
 _DROP_WORDS = ("DROP: the gradient shrinks", "to less than 1/20 here")
 
 
@@ -118,7 +119,7 @@ class _Picture:
     def __init__(self, flow: GradientFlow, options: PictureOptions) -> None:
         self.flow = flow
         self.norm = options.norm
-        self.labels = Labels(flow, options.norm)
+        self.labels = Labels(flow, options.norm, drops_told(flow, options.findings, _DROP))
         self.boxes, self.number = boxes_of(flow, options.depth, fold=options.fold)
         self.looks = [self.labels.look(box) for box in self.boxes]
         self.dropped = {drop.site.id for box in self.boxes for drop in self.labels.drops(box)}

@@ -10,9 +10,9 @@ from rich.table import Table
 from rich.text import Text
 
 from fxgrad.errors import OptionError
-from fxgrad.graph import backward_order, biggest_drops, ratios
+from fxgrad.graph import backward_order, ratios
 from fxgrad.render.findings import severity_counts, top_lines
-from fxgrad.render.marks import findings_from, nodes_blamed, ranked
+from fxgrad.render.marks import drops_told, findings_from, nodes_blamed, ranked
 from fxgrad.render.palette import DECADES
 from fxgrad.render.words import (
     before_after,
@@ -63,9 +63,9 @@ def table(
     if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
         message = f"limit must be a whole number of at least 1, but is {limit!r}"
         raise OptionError(message)
-    drops = {drop.site.id for drop in biggest_drops(flow)}
     rows = [site for site in backward_order(flow) if site.measured]
     found = findings_from(findings)
+    drops = {drop.site.id for drop in drops_told(flow, found)}
     marks = _marks(flow, found)
     shown = _chosen(rows, marks, drops, limit)
     title = f"Gradient flow of {flow.capture.model} (loss at the top, inputs at the bottom)"
@@ -187,7 +187,7 @@ def _caption(flow: GradientFlow, hidden: int, findings: Iterable[Finding]) -> st
 
 
 def summary(flow: GradientFlow, findings: Sequence[Finding] = ()) -> str:
-    """A few lines: the model, how it was captured, what was measured, drops, the first bad gradient, three findings.
+    """A few lines: the model, its capture, what was measured, drops that findings tell of, three findings.
 
     Plain text, no rich markup: print it with ``markup=False``.  All numbers are l2 norms and their ratios.
     """
@@ -200,7 +200,7 @@ def summary(flow: GradientFlow, findings: Sequence[Finding] = ()) -> str:
     blind = blind_counts(flow)
     if blind:
         lines.append(f"not measured: {blind}")
-    drops = biggest_drops(flow)
+    drops = drops_told(flow, findings)
     if drops:
         words = [f"{drop.site.id} x{number(drop.ratio)}" for drop in drops]
         lines.append(f"largest drops towards the inputs: {', '.join(words)}")

@@ -33,7 +33,8 @@ def test_the_drop_that_matters_stands_out_without_numbers() -> None:
     norms = [1e-6, 1e-6, 1.0, 1.0]
     sites = [flows.site(n, flows.full(v)) for n, v in zip(nodes, norms, strict=True)]
     uses = [(a.key, b.key, "args[0]") for a, b in pairwise(nodes)]
-    text = printed(flows.flow(nodes, sites, uses))
+    flow = flows.flow(nodes, sites, uses)
+    text = printed(flow, findings=flows.lost(flow))
     marked = [line for line in rows(text) if "<- drop" in line]
     assert len(marked) == 1
     assert "/op1" in marked[0]
@@ -49,7 +50,8 @@ def test_special_gradients_read_differently() -> None:
 
 
 def test_limit_keeps_the_drops() -> None:
-    text = printed(flows.chain(30, factor=0.4), limit=5)
+    flow = flows.chain(30, factor=0.4)
+    text = printed(flow, limit=5, findings=flows.lost(flow))
     assert len(rows(text)) == 5
     assert text.count("<- drop") == 3
     assert "25 more rows" in text
@@ -109,7 +111,8 @@ def test_bad_norms() -> None:
 
 
 def test_summary() -> None:
-    text = summary(flows.chain(3))
+    flow = flows.chain(3)
+    text = summary(flow, flows.lost(flow))
     assert "Net: 3 of 4 sites measured" in text
     assert "front end: eager (asked for)" in text
     assert "not measured: 1 no_grad_required" in text
