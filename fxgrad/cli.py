@@ -1,4 +1,4 @@
-"""The command line: ``fxgrad run``, ``fxgrad render``, ``fxgrad diagnose``, ``fxgrad demo``, ``fxgrad build``.
+"""The command line: ``fxgrad run``, ``fxgrad render``, ``fxgrad diagnose``, ``fxgrad explain``, ``demo``, ``build``.
 
 Only wiring: what the words mean is in ``fxgrad.command``.  torch is imported by the commands that need it.
 """
@@ -79,7 +79,7 @@ FindingsFiles = Annotated[
 FailOn = Annotated[
     list[str] | None,
     typer.Option(
-        metavar="RULE", help="Exit with 1 only for findings of this rule (error or warning). May be repeated."
+        metavar="CHECK", help="Exit with 1 only for findings of this check (error or warning). May be repeated."
     ),
 ]
 
@@ -193,6 +193,27 @@ def diagnose(
         wanted = Wanted(form, findings or [], fail_on or [])
         wanted.check(files)
         _conclude(judge(load_flows(files)), wanted)
+
+
+@app.command()
+def explain(
+    check: Annotated[
+        str | None, typer.Argument(metavar="CHECK", help="The name of a check, such as dead. Without it: all names.")
+    ] = None,
+    show_traceback: Traceback = False,
+) -> None:
+    """Print the page of a check: what it says, why it happens, how it is measured, what to do."""
+    with _reported(show_traceback):
+        from fxgrad.command.explaining import listing, page
+
+        if check is None:
+            typer.echo(listing())
+        elif sys.stdout.isatty():
+            from rich.markdown import Markdown
+
+            Console().print(Markdown(page(check), hyperlinks=False))
+        else:
+            typer.echo(page(check), nl=False)
 
 
 @app.command()

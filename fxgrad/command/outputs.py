@@ -34,7 +34,7 @@ class View:
     Attributes:
         norm: which norm colours and numbers mean.
         depth: module depth of the clusters in a picture, None for an automatic one.
-        findings: what the rules say of the flow.
+        findings: what the checks say of the flow.
         listed: whether they are printed one by one behind the summary, which then leaves them out.
     """
 

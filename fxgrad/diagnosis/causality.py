@@ -14,9 +14,9 @@ _NUMERIC = frozenset({
 })  # fmt: skip
 _GRAVITY = {"error": 0, "warning": 1, "info": 2}
 _LOCAL = frozenset({"scale_break", "saturated", "dead", "zero", "underflow", "symmetry"})
-#: The rules whose findings may explain another one.
+#: The checks whose findings may explain another one.
 _CAUSES = frozenset({"nonfinite", "update_size", "vanishing", "exploding", "starved", *_LOCAL})
-_MANY = 3  # findings of one rule and severity that are shown side by side; the others stand inside of the first
+_MANY = 3  # findings of one check and severity that are shown side by side; the others stand inside of the first
 _GROUPED = frozenset({"saturated", "starved", "scale_break"})
 
 
@@ -39,14 +39,14 @@ def joined(evidence: Evidence, findings: list[Finding]) -> list[Finding]:
 
 
 def _folded(findings: list[Finding]) -> list[Finding]:
-    """Of many findings of one rule and severity a few, the others inside of the first: "12 more of this kind"."""
+    """Of many findings of one check and severity a few, the others inside of the first: "12 more of this kind"."""
     alike: dict[tuple[str, str], list[Finding]] = {}
     for finding in findings:
         alike.setdefault((finding.rule, finding.severity), []).append(finding)
     result = []
     for finding in findings:
         group = alike[finding.rule, finding.severity]
-        if finding.rule not in RULES:  # a rule of the user's own is shown as it is
+        if finding.rule not in RULES:  # a check of the user's own is shown as it is
             result.append(finding)
         elif finding is group[0] and len(group) > _MANY:
             result.append(replace(finding, consequences=(*finding.consequences, *group[_MANY:])))

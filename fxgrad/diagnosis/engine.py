@@ -68,9 +68,9 @@ def diagnose(
         try:
             found += _findings_of(check, evidence)
         except LackingError as error:
-            lacking.append(NotChecked(check.name, str(error)))
+            lacking.append(NotChecked(check.name, str(error), error.told))
         except Exception as error:  # noqa: BLE001  # a fault in a check must not take the picture with it
-            lacking.append(NotChecked(check.name, f"the check raised {type(error).__name__}: {error}"))
+            lacking.append(NotChecked(check.name, f"the check raised {type(error).__name__}: {error}", told=True))
     if any(check.name == "zero" for check in given) and all(finding.severity == "info" for finding in found):
         found += zeros.nothing_learnt(evidence)
     order = {check.name: number for number, check in enumerate(given)}

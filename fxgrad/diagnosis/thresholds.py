@@ -1,4 +1,4 @@
-"""Every number that a rule compares with, in one place."""
+"""Every number that a check compares with, in one place."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from fxgrad.errors import OptionError
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """Thresholds of the rules.  ``decades`` are log10 of a ratio of l2 norms.
+    """Thresholds of the checks.  ``decades`` are log10 of a ratio of l2 norms.
 
     Attributes:
-        steps: flows that the history form of a rule looks at; shorter series are judged by their last flow.
+        steps: flows that the history form of a check looks at; shorter series are judged by their last flow.
         vanishing, vanishing_error: decades that a gradient may lose on its way to the parameters that lie furthest from
             the loss, for a warning and for an error.
         vanishing_recurrent: the same over the calls of a recurrence, whose parameters get a gradient from later calls.
@@ -91,7 +91,7 @@ class Thresholds:
     skips: int = 5
 
     def __post_init__(self) -> None:
-        """Refuse what a rule cannot compare with: its silence would look like health.
+        """Refuse what a check cannot compare with: its silence would look like health.
 
         Raises:
             OptionError: a threshold is no number or NaN, or a count of steps is no whole number of at least 1.

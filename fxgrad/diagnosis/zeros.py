@@ -134,7 +134,7 @@ class _Verdict:
 
 
 def _judge(evidence: Evidence, node: Node) -> _Verdict | None:
-    """What to say of a node that blocks; None where another rule says it."""
+    """What to say of a node that blocks; None where another check says it."""
     view = evidence.view
     kind = view.kinds[node.key]
     if kind in PIECEWISE_CONSTANT:
@@ -254,7 +254,7 @@ def _is_zero(view: FlowView, key: str) -> bool:
 
 
 def nothing_learnt(evidence: Evidence) -> Iterator[Finding]:
-    """Where no other rule raised an alarm: the loss sends a gradient, and every parameter gets exact zeros."""
+    """Where no other check raised an alarm: the loss sends a gradient, and every parameter gets exact zeros."""
     view = evidence.view
     trained = [r for r in view.flow.parameters if r.statistics is not None]
     arrived = any(view.received(node.key) for node in view.flow.nodes)

@@ -54,7 +54,7 @@ _WORDS: dict[Look, tuple[str, ...]] = {
 _FOLDER = {"shape": "folder"}
 _STACK = {"shape": "box3d", "margin": "0.2,0.12"}  # its front face is smaller than the box
 _EDGE_WORDS = ("a line's width and colour:", "the part sent back over it")
-_WAY_WORDS = ("a double line:", "the way of the fault")
+_WAY_WORDS = ("a double line:", "the path of a finding")
 _DROP = 0.05  # ratio below which a drop is marked
 _DROP_WORDS = ("DROP: the gradient shrinks", "to less than 1/20 here")
 
@@ -218,7 +218,7 @@ class _Picture:
             if any(edge.rewritten is not None for edge in edges):
                 look = look | {"color": REWRITTEN["color"], "style": "dashed"}
             if (tail, head) in self.ways:
-                look, uses = WAY, [*uses, f"the way of {self.ways[tail, head]}"]
+                look, uses = WAY, [*uses, f"on the path of {self.ways[tail, head]}"]
             graph.edge(start, f"n{head}", tooltip=_text(uses), **look)
 
     def _edge_look(self, edges: list[Edge]) -> dict[str, str]:

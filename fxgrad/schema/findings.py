@@ -17,7 +17,7 @@ Severity = Literal["error", "warning", "info"]
 #: ``"several steps"``: judged by a series.
 Confidence = Literal["exact", "one step", "several steps"]
 
-#: The public names of the rules, each with what it says in a few words.
+#: The public names of the checks, each with what it says in a few words.
 RULES: Mapping[str, str] = {
     "nonfinite": "a finite gradient or value became NaN or Inf here",
     "vanishing": "the gradient loses many decades on its way through the model",
@@ -45,7 +45,7 @@ class Finding:
     """One judgement.
 
     Attributes:
-        rule: a word of ``RULES``, or the name of a rule of the user's own.
+        rule: a word of ``RULES``, or the name of a check of the user's own.
         severity: ``"error"``: training cannot work; ``"warning"``: act; ``"info"``: good to know, no fault.
         message: what was measured, then the likely cause; one line.
         suggestion: what to try, in one or two sentences.
@@ -54,12 +54,12 @@ class Finding:
         parameter: full name of the parameter to blame, if it is one.
         evidence: the numbers behind it, by name.
         confidence: see ``Confidence``.
-        path: node keys from the culprit on, the way that the fault took.
-        affected: full names of the parameters that suffer.
+        path: node keys from the culprit on, along what it did to values or gradients.
+        affected: full names of the parameters whose gradient it changes or takes away.
         units: dead or otherwise guilty units, ascending.
         consequences: findings that this one explains.
         backward: number of the backward event that it is about.
-        docs: the rule's page, below ``docs/``.
+        docs: the check's page, below ``docs/``; ``fxgrad explain RULE`` prints it.
     """
 
     rule: str
@@ -96,27 +96,31 @@ class Finding:
             yield from finding.explained
 
     def __str__(self) -> str:
-        """One line: severity, rule, place, source line and message."""
+        """One line: severity, check, place, source line and message."""
         line: str = late("fxgrad.render.findings", "one_line")(self)
         return line
 
 
 @dataclass(frozen=True, slots=True)
 class NotChecked:
-    """A rule that could not be judged, and what it lacks."""
+    """A check that could not be judged, and what it lacks.
+
+    ``told``: whether printed findings say so, since the user could have given what is missing (or the check failed).
+    """
 
     rule: str
     reason: str
+    told: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What the rules say of a flow, or of a series of flows.
+    """What the checks say of a flow, or of a series of flows.
 
     Attributes:
         findings: ranked: what is to be mended first comes first; consequences are inside of their cause.
-        not_checked: the rules that lack a statistic.
-        rules: names of all rules that were asked.
+        not_checked: the checks that lack a statistic.
+        rules: names of all checks that were asked.
     """
 
     findings: tuple[Finding, ...]
@@ -130,7 +134,7 @@ class Diagnosis:
 
     @property
     def checked(self) -> tuple[str, ...]:
-        """The rules that were asked and did not lack anything."""
+        """The checks that were asked and did not lack anything."""
         lacking = {one.rule for one in self.not_checked}
         return tuple(rule for rule in self.rules if rule not in lacking)
 
