@@ -36,9 +36,13 @@ class ParameterRef(NamedTuple):
 
 
 class Opaque(NamedTuple):
-    """A constant of a type that no graph can hold, or a tensor that came from outside, as text."""
+    """A constant of a type that no graph can hold, or a tensor that came from outside, as text.
+
+    ``stray``: where a parameter is held that gets a gradient and belongs to no registered module; empty for others.
+    """
 
     text: str
+    stray: str = ""
 
 
 @dataclass(slots=True, frozen=True)
@@ -238,9 +242,10 @@ class Plan:
         for call, fx_node in zip(self.calls, _fx_graph(self.calls)[1], strict=True):
             key, index = keys.make(call.key_stem)
             constants, parameters = facts_of_arguments(call)
+            strays = tuple(dict.fromkeys(_strays_in((call.args, call.kwargs))))
             nodes.append(Node(
                 key, fx_node.name, call.op, _target_text(call.target), call.path, call.module_type, index, call.source,
-                constants, parameters,
+                constants, parameters, strays,
             ))  # fmt: skip
         return tuple(nodes)
 
@@ -297,6 +302,17 @@ def _parameters_in(value: Any) -> Iterator[ParameterRef]:
             yield from _parameters_in(item)
     elif isinstance(value, dict):
         yield from _parameters_in(list(value.values()))
+
+
+def _strays_in(value: Any) -> Iterator[str]:
+    if isinstance(value, Opaque):
+        if value.stray:
+            yield value.stray
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from _strays_in(item)
+    elif isinstance(value, dict):
+        yield from _strays_in(list(value.values()))
 
 
 def plain(value: Any) -> bool:

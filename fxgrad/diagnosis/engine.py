@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from fxgrad.diagnosis import dead, local, missing, origin, paths, precision, steps, zeros
+from fxgrad.diagnosis import dead, local, missing, origin, paths, precision, steps, unregistered, zeros
 from fxgrad.diagnosis.causality import joined
 from fxgrad.diagnosis.check import Check, Evidence, LackingError
 from fxgrad.diagnosis.thresholds import Thresholds
@@ -18,6 +18,7 @@ DEFAULT_CHECKS = (
     Check("nonfinite", origin.nonfinite),
     Check("update_size", steps.update_size),
     Check("detached", missing.detached),
+    Check("unregistered", unregistered.unregistered),
     Check("underflow", precision.underflow),
     Check("scale_break", local.scale_break),
     Check("dead", dead.dead),

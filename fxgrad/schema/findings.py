@@ -33,6 +33,7 @@ RULES: Mapping[str, str] = {
     "detached": "parameters get no gradient since an operation cuts it off",
     "frozen": "parameters do not require a gradient",
     "unused": "parameters take no part in the forward pass",
+    "unregistered": "parameters get a gradient, but no registered module has them",
     "update_size": "a step moved a parameter by too much or too little",
     "optimizer_epsilon": "gradients are so small that the optimizer's epsilon swallows them",
     "loss_seed": "the gradient was out of range already when it entered the model",

@@ -101,8 +101,10 @@ class OptimizerFacts:
         step: number of the step that followed the event's backward, from 0 since watching began; None where none has
             been taken yet (in accumulation, or since a GradScaler skipped it).
         skipped: steps that the scaler has skipped among the last 100 that it was asked for; 0 without a scaler.
+        others: how many of its parameters are none of the model's registered ones.
     """
 
     type: str
     step: int | None = None
     skipped: int = 0
+    others: int = 0

@@ -149,6 +149,31 @@ def test_cut_parameters_get_none(program: Program, seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("program", named(FAULTS, "unregistered"))
+def test_the_loss_reaches_parameters_that_the_model_does_not_list(program: Program, seed: int) -> None:
+    built = program.build(seed)
+    loss = built.loss(built.model(*built.args))
+    loss.backward()
+    listed = {id(p) for p in built.model.parameters()}
+    others = [leaf for leaf in leaves_of(loss) if id(leaf) not in listed]
+    assert others and all(leaf.grad is not None and leaf.grad.any() for leaf in others)
+
+
+def leaves_of(loss: Tensor) -> list[Tensor]:
+    """The tensors whose ``.grad`` a backward pass fills."""
+    queue, seen, found = [loss.grad_fn], set(), []
+    while queue:
+        node = queue.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):
+            found.append(node.variable)
+        queue += [one for one, _ in node.next_functions]
+    return found
+
+
+@pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("program", named(FAULTS, "underflow"))
 def test_underflow_is_gone_in_single_precision(program: Program, seed: int) -> None:
     built = program.build(seed)
