@@ -60,6 +60,7 @@ def assemble(kept: Kept, loss: str, level: Level) -> GradientFlow:
             "node" if recording.edges is None else "edge",
             values=forward is not None,
             accumulating=recording.accumulating,
+            loss_ops=plan.loss or (),
         ),
         buffers=() if forward is None else _buffers(forward.buffers, measured.state[len(parameters) :]),
     )

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, fx
 
 from fxgrad.capture.names import Keys, qualified
-from fxgrad.schema import Constant, Consumer, Edge, ModuleCall, Node
+from fxgrad.schema import Constant, Consumer, Edge, LossOp, ModuleCall, Node
 
 _LARGEST = sys.float_info.max  # an int may be larger
 
@@ -143,6 +143,7 @@ class Plan:
         lost: values whose hook cannot tell their gradient: views of memory that was changed in place.
         hidden: whether differentiable code ran that no front end could see.
         asked: whether the forward asked for the value of a tensor (``if``, ``.item()``), so that it may go another way.
+        loss: what the loss did with the outputs in the first backward pass; None before it.
     """
 
     calls: list[Call]
@@ -151,6 +152,7 @@ class Plan:
     escalated: set[int] = field(default_factory=set)
     hidden: bool = False
     asked: bool = False
+    loss: tuple[LossOp, ...] | None = None
 
     @cached_property
     def sites(self) -> list[SiteSpec]:

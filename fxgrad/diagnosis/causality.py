@@ -15,7 +15,9 @@ _NUMERIC = frozenset({
 _GRAVITY = {"error": 0, "warning": 1, "info": 2}
 _LOCAL = frozenset({"scale_break", "saturated", "dead", "zero", "underflow", "symmetry"})
 #: The checks whose findings may explain another one.
-_CAUSES = frozenset({"nonfinite", "update_size", "vanishing", "exploding", "starved", *_LOCAL})
+_CAUSES = frozenset({
+    "nonfinite", "update_size", "vanishing", "exploding", "starved", "target_range", "double_activation", *_LOCAL,
+})  # fmt: skip
 _MANY = 3  # findings of one check and severity that are shown side by side; the others stand inside of the first
 _GROUPED = frozenset({"saturated", "starved", "scale_break"})
 
@@ -76,9 +78,19 @@ def explains(evidence: Evidence, cause: Finding, finding: Finding) -> bool:  # n
     if cause.rule == "update_size" and cause.severity == "error":
         later = (finding.backward or 0) > (cause.backward or 0)
         return later and finding.rule in _NUMERIC | {"nonfinite"}
+    if cause.rule == "target_range":
+        return finding.rule in {"update_size", "exploding", "spike", "loss_seed"} or _spoilt_weights(finding)
+    if cause.rule == "double_activation":
+        at = None if cause.node is None or finding.node is None else (cause.node.key, finding.node.key)
+        return finding.rule in {"saturated", "vanishing", "scale_break"} and at is not None and at[0] == at[1]
     if cause.rule == finding.rule and finding.rule in _GROUPED:
         return _earlier(evidence, cause, finding)
     return _explains_locally(evidence, cause, finding)
+
+
+def _spoilt_weights(finding: Finding) -> bool:
+    """Whether it says that weights were non-finite before their step: an earlier one did it."""
+    return finding.rule == "nonfinite" and finding.node is None and finding.parameter is not None
 
 
 def _earlier(evidence: Evidence, cause: Finding, finding: Finding) -> bool:

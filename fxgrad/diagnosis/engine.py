@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from fxgrad.diagnosis import dead, local, missing, origin, paths, precision, steps, unregistered, zeros
+from fxgrad.diagnosis import dead, local, losses, missing, origin, paths, precision, steps, unregistered, zeros
 from fxgrad.diagnosis.causality import joined
 from fxgrad.diagnosis.check import Check, Evidence, LackingError
 from fxgrad.diagnosis.thresholds import Thresholds
@@ -18,8 +18,9 @@ DEFAULT_CHECKS = (
     Check("nonfinite", origin.nonfinite),
     Check("update_size", steps.update_size),
     Check("detached", missing.detached),
-    Check("unregistered", unregistered.unregistered),
     Check("underflow", precision.underflow),
+    Check("double_activation", losses.double_activation),
+    Check("target_range", losses.target_range),
     Check("scale_break", local.scale_break),
     Check("dead", dead.dead),
     Check("zero", zeros.zero),
@@ -29,6 +30,7 @@ DEFAULT_CHECKS = (
     Check("spike", steps.spike),
     Check("optimizer_epsilon", steps.optimizer_epsilon),
     Check("unused", missing.unused),
+    Check("unregistered", unregistered.unregistered),
     Check("starved", local.starved),
     Check("symmetry", steps.symmetry),
     Check("loss_seed", steps.loss_seed),

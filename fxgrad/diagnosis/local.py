@@ -11,7 +11,7 @@ from fxgrad.diagnosis.view import FlowView, decades
 from fxgrad.diagnosis.weights import factor, throttled
 from fxgrad.schema import Constant, Consumer, Finding, Node, Severity, Statistics
 
-_VIEWS = frozenset(
+VIEWS = frozenset(
     {"view", "reshape", "squeeze", "flatten", "unsqueeze", "float", "to", "permute", "transpose", "getitem"}
 )
 _UNIT = 1.5  # decades more that a constant behind all weights may have: the unit of what is predicted
@@ -181,7 +181,7 @@ def is_last(view: FlowView, key: str) -> bool:
         users = {edge.consumer.key for edge in view.users[key]}
         if any(view.nodes[user].op == "output" for user in users):
             return True
-        if len(users) != 1 or view.kinds[next(iter(users))] not in _VIEWS:
+        if len(users) != 1 or view.kinds[next(iter(users))] not in VIEWS:
             return False
         key = next(iter(users))
     return False

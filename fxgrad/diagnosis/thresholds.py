@@ -45,6 +45,8 @@ class Thresholds:
         epsilon_share: share of weights for which that must be so.
         seed_low, seed_high: usual range of the root mean square of the gradient at the outputs, loss scale divided out.
         symmetry: variance of a weight's entries over their squared mean, below which they are all the same.
+        target_range, target_info: rms of output minus target over that of the outputs (at least 1) from which on
+            targets are far off, for a warning and for information.
         skips: steps that a GradScaler may skip among 100.
     """
 
@@ -88,6 +90,8 @@ class Thresholds:
     seed_low: float = 1e-6
     seed_high: float = 1e4
     symmetry: float = 1e-6
+    target_range: float = 3000.0
+    target_info: float = 100.0
     skips: int = 5
 
     def __post_init__(self) -> None:

@@ -28,7 +28,7 @@ from fxgrad.schema.records import (
 )
 from fxgrad.schema.rewriting import NotRewritten, RewriteReport, RuleRecord
 from fxgrad.schema.statistics import Statistics
-from fxgrad.schema.values import Activity, BufferRecord, ChannelSums, Constant, OptimizerFacts, Update
+from fxgrad.schema.values import Activity, BufferRecord, ChannelSums, Constant, LossOp, OptimizerFacts, Update
 from fxgrad.schema.words import REASONS, FrontEnd, Level, NormWord, Reason, SiteKind
 
 __all__ = [
@@ -49,6 +49,7 @@ __all__ = [
     "FrontEnd",
     "GradientFlow",
     "Level",
+    "LossOp",
     "ModuleCall",
     "ModuleFlow",
     "Node",

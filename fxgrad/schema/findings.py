@@ -36,6 +36,8 @@ RULES: Mapping[str, str] = {
     "unregistered": "parameters get a gradient, but no registered module has them",
     "update_size": "a step moved a parameter by too much or too little",
     "optimizer_epsilon": "gradients are so small that the optimizer's epsilon swallows them",
+    "double_activation": "an activation is applied twice, as by softmax in front of cross_entropy",
+    "target_range": "targets are far from what the outputs reach",
     "loss_seed": "the gradient was out of range already when it entered the model",
     "symmetry": "all units of a layer get the same gradient",
 }

@@ -93,6 +93,22 @@ class Update:
 
 
 @dataclass(frozen=True, slots=True)
+class LossOp:
+    """An operation between the model's outputs and what was differentiated.
+
+    Attributes:
+        name: of the autograd node, such as ``"nll_loss"``, ``"log_softmax"``, ``"mse_loss"``, ``"mean"``.
+        takes: name of what made its first operand, views and casts left out; with ``model.`` in front where that is in
+            the model's forward; empty where it needs no gradient.
+        reduction: ``"none"``, ``"mean"`` or ``"sum"``; empty for an operation without one.
+    """
+
+    name: str
+    takes: tuple[str, ...] = ()
+    reduction: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class OptimizerFacts:
     """The optimizer of a watch, at one event.
 

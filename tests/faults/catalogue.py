@@ -8,11 +8,13 @@ from tests.faults import (
     exploding,
     healthy,
     healthy_layers,
+    healthy_losses,
     healthy_models,
     healthy_nets,
     healthy_parameters,
     healthy_tasks,
     healthy_training,
+    losses,
     saturated,
     scale,
     training,
@@ -29,7 +31,7 @@ from tests.faults.program import Program, Register
 REGISTERS: tuple[Register, ...] = (
     vanishing.VANISHING, exploding.EXPLODING, scale.SCALE, dead.DEAD, zero.ZERO, saturated.SATURATED,
     detached.DETACHED, detached.UNUSED, underflow.UNDERFLOW, training.TRAINING, unregistered.UNREGISTERED,
-    traps.TRAPS, healthy.HEALTHY,
+    losses.TWICE, losses.TARGETS, traps.TRAPS, healthy.HEALTHY,
 )  # fmt: skip
 PROGRAMS: tuple[Program, ...] = tuple(program for register in REGISTERS for program in register.programs)
 TRAPS = tuple(program for program in PROGRAMS if program.kind == "traps")
@@ -38,6 +40,6 @@ FAULTS = tuple(program for program in PROGRAMS if program.expect and program.kin
 __all__ = [
     "FAULTS", "HEALTHY", "PROGRAMS", "REGISTERS", "TRAPS",
     # imported for what they register
-    "healthy_layers", "healthy_models", "healthy_nets", "healthy_parameters",
+    "healthy_layers", "healthy_losses", "healthy_models", "healthy_nets", "healthy_parameters",
     "healthy_tasks", "healthy_training", "traps_more", "traps_nets",
 ]  # fmt: skip
