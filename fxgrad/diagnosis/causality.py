@@ -16,7 +16,8 @@ _GRAVITY = {"error": 0, "warning": 1, "info": 2}
 _LOCAL = frozenset({"scale_break", "saturated", "dead", "zero", "underflow", "symmetry"})
 #: The checks whose findings may explain another one.
 _CAUSES = frozenset({
-    "nonfinite", "update_size", "vanishing", "exploding", "starved", "target_range", "double_activation", *_LOCAL,
+    "nonfinite", "update_size", "vanishing", "exploding", "starved", "target_range", "double_activation",
+    "cancelled", *_LOCAL,
 })  # fmt: skip
 _MANY = 3  # findings of one check and severity that are shown side by side; the others stand inside of the first
 _GROUPED = frozenset({"saturated", "starved", "scale_break"})
@@ -80,12 +81,21 @@ def explains(evidence: Evidence, cause: Finding, finding: Finding) -> bool:  # n
         return later and finding.rule in _NUMERIC | {"nonfinite"}
     if cause.rule == "target_range":
         return finding.rule in {"update_size", "exploding", "spike", "loss_seed"} or _spoilt_weights(finding)
-    if cause.rule == "double_activation":
-        at = None if cause.node is None or finding.node is None else (cause.node.key, finding.node.key)
-        return finding.rule in {"saturated", "vanishing", "scale_break"} and at is not None and at[0] == at[1]
+    if cause.rule in {"cancelled", "double_activation"}:
+        return _explains_there(cause, finding)
     if cause.rule == finding.rule and finding.rule in _GROUPED:
         return _earlier(evidence, cause, finding)
     return _explains_locally(evidence, cause, finding)
+
+
+def _explains_there(cause: Finding, finding: Finding) -> bool:
+    """Whether a cause that is read off the graph shows in what was measured at its place."""
+    if cause.node is None or finding.node is None:
+        return False
+    if cause.rule == "double_activation":
+        return finding.rule in {"saturated", "vanishing", "scale_break"} and cause.node.key == finding.node.key
+    near = finding.node.key in cause.path or cause.path[1] in finding.path
+    return finding.rule in {"vanishing", "starved", "scale_break", "optimizer_epsilon", "zero"} and near
 
 
 def _spoilt_weights(finding: Finding) -> bool:

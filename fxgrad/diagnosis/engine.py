@@ -5,7 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from fxgrad.diagnosis import dead, local, losses, missing, origin, paths, precision, steps, unregistered, zeros
+from fxgrad.diagnosis import (
+    cancelled,
+    dead,
+    local,
+    losses,
+    missing,
+    origin,
+    paths,
+    precision,
+    steps,
+    unregistered,
+    zeros,
+)
 from fxgrad.diagnosis.causality import joined
 from fxgrad.diagnosis.check import Check, Evidence, LackingError
 from fxgrad.diagnosis.thresholds import Thresholds
@@ -24,6 +36,7 @@ DEFAULT_CHECKS = (
     Check("scale_break", local.scale_break),
     Check("dead", dead.dead),
     Check("zero", zeros.zero),
+    Check("cancelled", cancelled.cancelled),
     Check("saturated", local.saturated),
     Check("vanishing", paths.vanishing),
     Check("exploding", paths.exploding),

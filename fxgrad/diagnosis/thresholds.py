@@ -33,6 +33,7 @@ class Thresholds:
         sigmoid_slope, tanh_slope, clamp_slope: mean derivative below which the activation is saturated.
         sigmoid_gain, tanh_gain, softmax_gain, clamp_gain: and the gain that it must stay below as well.
         softmax_mass: mean of the largest share of a softmax from which on it is saturated.
+        cancelled: gradient of a value over the largest part of it that a use sends back, below which the parts cancel.
         starved: share of its largest sibling's gradient below which a branch starves.
         starved_steps: steps after which that is a warning.
         underflow, underflow_info: share of entries that become zero in their dtype.
@@ -74,6 +75,7 @@ class Thresholds:
     softmax_gain: float = 0.05
     clamp_slope: float = 0.01
     clamp_gain: float = 0.2
+    cancelled: float = 3e-6
     starved: float = 1e-4
     starved_steps: int = 100
     underflow: float = 0.5

@@ -84,7 +84,7 @@ def _cancelled(evidence: Evidence) -> Iterator[Finding]:
         if len(parts) < 2 or site.statistics is None or not site.statistics.all_zero:  # noqa: PLR2004  # one can't cancel
             continue
         hit = silent(view, site.key)
-        last = _meeting(view, {edge.consumer.key for edge, _ in parts})
+        last = meeting(view, {edge.consumer.key for edge, _ in parts})
         if hit:
             draft = Draft(
                 evidence, "zero", "warning",
@@ -97,7 +97,7 @@ def _cancelled(evidence: Evidence) -> Iterator[Finding]:
             return
 
 
-def _meeting(view: FlowView, keys: set[str]) -> str:
+def meeting(view: FlowView, keys: set[str]) -> str:
     """The first node that all of these lead to: where two ways of one value come together again."""
     for node in view.flow.nodes:
         if all(key == node.key or view.depends(node.key, on=key) for key in keys):

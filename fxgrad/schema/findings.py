@@ -25,6 +25,7 @@ RULES: Mapping[str, str] = {
     "scale_break": "one operation multiplies the gradient by a factor out of all proportion",
     "dead": "units of an activation never fire",
     "zero": "a gradient that arrived is passed on as exact zeros",
+    "cancelled": "the parts of a value's gradient cancel, so that nothing before it learns",
     "saturated": "an activation works at its flat end and passes next to nothing back",
     "starved": "one branch of a fan-out gets next to nothing of the gradient",
     "underflow": "gradients are too small for their dtype and become zero",

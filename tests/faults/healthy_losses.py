@@ -6,6 +6,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from tests.faults.cancelled import healthy_cousins
 from tests.faults.healthy import HEALTHY
 from tests.faults.nets import Block, Net, mlp, mse, tokens, xent
 from tests.faults.program import Built
@@ -152,3 +153,16 @@ def tokens_through_a_tied_softmax():
               embed=nn.Embedding(50, 32), block=Block(32, causal=True), head=nn.Linear(32, 50),
               second=nn.Linear(32, 1))  # fmt: skip
     return Built(net, (ids,), lambda out: loss(out[0]) + near(out[1]))
+
+
+def _cousin(name: str):
+    def make():
+        net, samples = next((net, samples) for given, net, samples in healthy_cousins() if given == name)
+        return Built(net, (torch.randn(samples, 8),), xent(samples, 3))
+
+    HEALTHY.add(name, make)
+
+
+for _name in ("router_of_two", "divided_by_its_norm", "norm_by_hand", "log_softmax_by_hand", "dueling",
+              "softmax_by_hand"):  # fmt: skip
+    _cousin(_name)
