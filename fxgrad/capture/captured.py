@@ -68,6 +68,7 @@ class Call:
     output that is a view, the value that it is a view of.  ``changed``: values that the call changed in place.
     ``hooked``: a leaf module with hooks of its own.  ``settings`` and ``owned``: the settings of a leaf module, and the
     names of its parameters and buffers.  ``gate``: what kind of activation it is, False: not asked yet.
+    ``checkpointed``: in a reentrant checkpoint.
     """
 
     op: str
@@ -91,6 +92,7 @@ class Call:
     settings: tuple[Constant, ...] = ()
     owned: tuple[str, ...] = ()
     gate: Any = False
+    checkpointed: bool = False
 
     def uses(self) -> Iterator[tuple[str, Ref]]:
         """Every value that the call takes, with its argument path."""

@@ -21,7 +21,7 @@ from fxgrad.capture.calls import ASKS, frozen, function_word, fx_op, leaf_facts,
 from fxgrad.capture.captured import Call, ModuleSpan, Opaque, Output, ParameterRef, Plan, Ref, constant, describe_output
 from fxgrad.capture.modules import ModuleMap, Place, module_at
 from fxgrad.capture.names import METADATA, source_line
-from fxgrad.capture.recomputation import Recomputation, is_recomputed, made_by_function
+from fxgrad.capture.recomputation import Recomputation, in_checkpoint, is_recomputed, made_by_function
 from fxgrad.capture.strays import Strays
 from fxgrad.capture.values import Known, Values
 from fxgrad.structure import tensors_in
@@ -241,7 +241,7 @@ class Session(TorchFunctionMode):
                 op == "call_module" and frozen(module_at(self.modules.root, target)),
                 tuple(self._values.ref(tensor) for _, tensor in found),
                 tuple(self._values.base(tensor) for _, tensor in found), self._values.changed(args, kwargs),
-                *leaf_facts(self.modules, op, target),
+                *leaf_facts(self.modules, op, target), checkpointed=not enabled and in_checkpoint(),
             )  # fmt: skip
         if self.beside is not None:
             at = self.beside.position

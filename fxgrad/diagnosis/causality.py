@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fxgrad.diagnosis.check import Evidence
+from fxgrad.diagnosis.view import FlowView
 from fxgrad.schema import RULES, Finding
 
 #: What numbers say little about once a gradient is non-finite.
@@ -14,10 +15,11 @@ _NUMERIC = frozenset({
 })  # fmt: skip
 _GRAVITY = {"error": 0, "warning": 1, "info": 2}
 _LOCAL = frozenset({"scale_break", "saturated", "dead", "zero", "underflow", "symmetry"})
+#: What is read off the graph or the loss.
+_BY_STRUCTURE = frozenset({"target_range", "double_activation", "cancelled"})
 #: The checks whose findings may explain another one.
 _CAUSES = frozenset({
-    "nonfinite", "update_size", "vanishing", "exploding", "starved", "target_range", "double_activation",
-    "cancelled", *_LOCAL,
+    "nonfinite", "update_size", "vanishing", "exploding", "starved", *_BY_STRUCTURE, *_LOCAL,
 })  # fmt: skip
 _MANY = 3  # findings of one check and severity that are shown side by side; the others stand inside of the first
 _GROUPED = frozenset({"saturated", "starved", "scale_break"})
@@ -75,21 +77,37 @@ def explains(evidence: Evidence, cause: Finding, finding: Finding) -> bool:  # n
             if cause.severity != "error":
                 return False
             return (finding.backward or 0) >= (cause.backward or 0) and cause.parameter is None
-        return finding.rule in _NUMERIC
+        return finding.rule in _NUMERIC and "running_var" not in finding.evidence
     if cause.rule == "update_size" and cause.severity == "error":
         later = (finding.backward or 0) > (cause.backward or 0)
         return later and finding.rule in _NUMERIC | {"nonfinite"}
-    if cause.rule == "target_range":
-        return finding.rule in {"update_size", "exploding", "spike", "loss_seed"} or _spoilt_weights(finding)
-    if cause.rule in {"cancelled", "double_activation"}:
+    if cause.rule in _BY_STRUCTURE or _shows_at_steps(cause, finding):
         return _explains_there(cause, finding)
     if cause.rule == finding.rule and finding.rule in _GROUPED:
         return _earlier(evidence, cause, finding)
     return _explains_locally(evidence, cause, finding)
 
 
+def _large_scores(view: FlowView, softmax: str, product: str) -> bool:
+    """Whether the scores of an attention are what is large, to its softmax and to the products around it.
+
+    So from the first softmax on: scores that grow on the way through the model are a consequence.
+    """
+    first = next((key for key, kind in view.kinds.items() if kind == "softmax"), None)
+    return softmax == first and view.kinds[product] in {"matmul", "attention"}
+
+
+def _shows_at_steps(cause: Finding, finding: Finding) -> bool:
+    """Whether a normalisation by a variance of zero is why steps are too large."""
+    return "running_var" in cause.evidence and finding.rule in {"update_size", "exploding", "spike", "nonfinite"}
+
+
 def _explains_there(cause: Finding, finding: Finding) -> bool:
-    """Whether a cause that is read off the graph shows in what was measured at its place."""
+    """Whether a cause that is read off the graph or the loss shows in what was measured."""
+    if cause.rule == "target_range":
+        return finding.rule in {"update_size", "exploding", "spike", "loss_seed"} or _spoilt_weights(finding)
+    if "running_var" in cause.evidence:
+        return True
     if cause.node is None or finding.node is None:
         return False
     if cause.rule == "double_activation":
@@ -116,15 +134,18 @@ def _earlier(evidence: Evidence, cause: Finding, finding: Finding) -> bool:
     )
 
 
-def _explains_locally(evidence: Evidence, cause: Finding, finding: Finding) -> bool:  # noqa: PLR0911
+def _explains_locally(evidence: Evidence, cause: Finding, finding: Finding) -> bool:  # noqa: C901, PLR0911  # the same
     if cause.node is None or finding.node is None:
         return False
     here, there = cause.node.key, finding.node.key
+    if cause.rule == "saturated" and finding.rule in {"exploding", "scale_break"}:
+        return _large_scores(evidence.view, here, there)
     if cause.rule in {"vanishing", "exploding"}:
         # Where no constant does it, the weight does: its consequence is what one operation shows of it.
         if finding.rule == "scale_break":
             return there in cause.path and "constant" not in finding.evidence
-        return finding.rule in {"starved", "optimizer_epsilon", "symmetry", "saturated"}
+        scores = cause.rule == "exploding" and _large_scores(evidence.view, there, here)
+        return finding.rule in {"starved", "optimizer_epsilon", "symmetry", "saturated"} and not scores
     if cause.rule not in _LOCAL:
         return False
     if cause.rule == "scale_break" and "constant" not in cause.evidence and here == there:

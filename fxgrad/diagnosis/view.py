@@ -114,6 +114,7 @@ class FlowView:
             None,
             "no_grad_required",
             "no_grad_region",
+            "reentrant_checkpoint",
             "detached",
             "frozen",
             "integer",
@@ -219,7 +220,7 @@ class FlowView:
 
     def _without_gradient(self, key: str) -> bool:
         """Whether a node returned integers only, or ran where gradients are switched off."""
-        return all(self.blind.get(site.id) == "no_grad_region" for site in self.sites[key])
+        return all(self.blind.get(site.id) in {"no_grad_region", "reentrant_checkpoint"} for site in self.sites[key])
 
     @cached_property
     def owners(self) -> dict[str, list[str]]:
