@@ -137,7 +137,7 @@ def of_nonfinite_loss(view: FlowView) -> Cause:
     risky = [op.name for op in view.flow.event.loss_ops if op.name in _RISKY]
     if risky:
         return Cause(f"the loss made it, which takes {', '.join(dict.fromkeys(risky))}",
-                     "keep what goes into it away from 0 (clamp, or an eps inside), and skip empty batches")  # fmt: skip
+                     "keep what goes into it away from 0 (clamp, or an eps in it), and skip empty batches")  # fmt: skip
     mend = "look at the loss: log or division of 0, every label ignored, a scale that overflows"
     return Cause("the loss made it", mend)
 

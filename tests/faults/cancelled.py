@@ -146,4 +146,4 @@ def healthy_cousins():
         scores = torch.exp(scores - scores.max(-1, keepdim=True).values)
         return torch.log(scores / scores.sum(-1, keepdim=True))
 
-    yield "softmax_by_hand", Net(shifted, net=mlp(1, nn.ReLU, into=8, out=3)), 32
+    yield "softmax_written_out", Net(shifted, net=mlp(1, nn.ReLU, into=8, out=3)), 32

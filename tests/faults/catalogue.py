@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.faults import (
+    advice,
     cancelled,
     dead,
     detached,
@@ -32,7 +33,7 @@ from tests.faults.program import Program, Register
 REGISTERS: tuple[Register, ...] = (
     vanishing.VANISHING, exploding.EXPLODING, scale.SCALE, dead.DEAD, zero.ZERO, saturated.SATURATED,
     detached.DETACHED, detached.UNUSED, underflow.UNDERFLOW, training.TRAINING, unregistered.UNREGISTERED,
-    losses.TWICE, losses.TARGETS, cancelled.CANCELLED, traps.TRAPS, healthy.HEALTHY,
+    losses.TWICE, losses.TARGETS, cancelled.CANCELLED, advice.ADVICE, traps.TRAPS, healthy.HEALTHY,
 )  # fmt: skip
 PROGRAMS: tuple[Program, ...] = tuple(program for register in REGISTERS for program in register.programs)
 TRAPS = tuple(program for program in PROGRAMS if program.kind == "traps")

@@ -164,5 +164,5 @@ def _cousin(name: str):
 
 
 for _name in ("router_of_two", "divided_by_its_norm", "norm_by_hand", "log_softmax_by_hand", "dueling",
-              "softmax_by_hand"):  # fmt: skip
+              "softmax_written_out"):  # fmt: skip
     _cousin(_name)

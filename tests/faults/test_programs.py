@@ -205,6 +205,43 @@ def test_a_squared_error_is_far_above_the_size_of_the_outputs(program: Program, 
     assert distance > 1.5 * max(1.0, out.double().abs().max().item())
 
 
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("program", named(FAULTS, "advice"))
+def test_the_remedy_is_one(program: Program, seed: int) -> None:
+    (mended,) = [one for one in HEALTHY if one.name == f"{program.name}_mended"]
+    assert sick(program.build(seed)) or spread(program.build(seed)) > spread(mended.build(seed)) + 1
+    assert not sick(mended.build(seed))
+
+
+def spread(built: Built) -> float:
+    """Decades between the largest and the smallest gradient that arrives at a call."""
+    norms = [norm for norm in arrivals(calls_of(built)) if norm > 0]
+    return math.log10(max(norms) / min(norms)) if norms and all(map(math.isfinite, norms)) else math.inf
+
+
+def sick(built: Built) -> str:
+    """What is wrong with two steps of a program, in a word: non-finite, missing, far apart or far too large."""
+    optimizer = built.optimized()
+    for number in range(2):
+        args, loss_of = built.at(number)
+        optimizer.zero_grad()
+        loss_of(built.model(*args)).backward()
+        gradients = [p.grad for p in built.model.parameters()]
+        if any(g is None for g in gradients):
+            return "missing"
+        if any(not g.isfinite().all() for g in gradients):
+            return "non-finite"
+        matrices = [p for p in built.model.parameters() if p.ndim > 1]
+        sizes = [p.grad.double().norm().item() for p in matrices]
+        if not min(sizes) > 2e-4 * max(sizes) or max(sizes) > 100:
+            return "far apart or large"
+        before = [p.detach().clone() for p in matrices]
+        optimizer.step()
+        if any(not (p - b).norm() < b.norm() for p, b in zip(matrices, before, strict=True)):
+            return "steps too large"
+    return ""
+
+
 def leaves_of(loss: Tensor) -> list[Tensor]:
     """The tensors whose ``.grad`` a backward pass fills."""
     queue, seen, found = [loss.grad_fn], set(), []
