@@ -60,6 +60,7 @@ def assemble(kept: Kept, loss: str, level: Level) -> GradientFlow:
             "node" if recording.edges is None else "edge",
             values=forward is not None,
             accumulating=recording.accumulating,
+            loss_ops=plan.loss or (),
         ),
         buffers=() if forward is None else _buffers(forward.buffers, measured.state[len(parameters) :]),
     )
@@ -241,7 +242,7 @@ class _Sites:
         if self.source.get(site) in self.failures:
             return "statistic_failed", self.failures[self.source[site]]
         if not call.grad_enabled:
-            return "no_grad_region", ""
+            return "reentrant_checkpoint" if call.checkpointed else "no_grad_region", ""
         if site not in self.recording.not_required:
             if site in self.recording.unprobed:
                 return "no_probe", self.recording.unprobed[site]
@@ -277,7 +278,7 @@ class _Sites:
         """Why nothing that a value depends on requires a gradient."""
         call = self.plan.calls[ref.call]
         causes = [self.reasons[used] for _, used in call.uses() if used in self.reasons]
-        for wanted in ("detached", "no_grad_region"):
+        for wanted in ("detached", "no_grad_region", "reentrant_checkpoint"):
             if any(reason == wanted for reason, _ in causes):
                 cut = next(used for _, used in call.uses() if self.reasons.get(used, ("", ""))[0] == wanted)
                 key = self.cuts[ref] = self.cuts.get(cut, self.plan.nodes[cut.call].key)

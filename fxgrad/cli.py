@@ -1,4 +1,4 @@
-"""The command line: ``fxgrad run``, ``render``, ``diagnose``, ``compare``, ``demo`` and ``build``.
+"""The command line: ``fxgrad run``, ``render``, ``diagnose``, ``explain``, ``compare``, ``plot``, ``demo``, ``build``.
 
 Only wiring: what the words mean is in ``fxgrad.command``.  torch is imported by the commands that need it.
 """
@@ -240,6 +240,27 @@ def plot(
         write_figures(flows, output or [], norm, values or [])
         for path in output or []:
             typer.echo(f"wrote {path}")
+
+
+@app.command()
+def explain(
+    check: Annotated[
+        str | None, typer.Argument(metavar="CHECK", help="The name of a check, such as dead. Without it: all names.")
+    ] = None,
+    show_traceback: Traceback = False,
+) -> None:
+    """Print the page of a check: what it says, why it happens, how it is measured, what to do."""
+    with _reported(show_traceback):
+        from fxgrad.command.explaining import listing, page
+
+        if check is None:
+            typer.echo(listing())
+        elif sys.stdout.isatty():
+            from rich.markdown import Markdown
+
+            Console().print(Markdown(page(check), hyperlinks=False))
+        else:
+            typer.echo(page(check), nl=False)
 
 
 @app.command()

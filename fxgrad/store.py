@@ -18,7 +18,7 @@ from fxgrad.errors import FlowFileError, OptionError
 from fxgrad.schema import GradientFlow, Node, Site
 
 FORMAT = "fxgrad-flow"
-VERSION = 3  # 3: what recorded a call
+VERSION = 4  # 4: parameters that belong to no registered module
 SERIES_FORMAT = "fxgrad-series"
 _SPELLED = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 

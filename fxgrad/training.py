@@ -132,12 +132,17 @@ class Training:
         if self._optimizers:
             number = next((number for step in steps if (number := step.read()[0]) is not None), None)
             word = " + ".join(dict.fromkeys(one.type for one in self._optimizers))
-            made = dataclasses.replace(made, optimizer=OptimizerFacts(word, number, skipped))
+            made = dataclasses.replace(made, optimizer=OptimizerFacts(word, number, skipped, others=self._others(kept)))
         if len(self._completed) >= 2 * HISTORY:
             alive = set(map(id, self._recorder.history))
             self._completed = {key: entry for key, entry in self._completed.items() if key in alive}
         self._completed[id(kept)] = (kept, token, made)
         return made
+
+    def _others(self, kept: Kept) -> int:
+        """How many parameters of the optimizers are none of the model's."""
+        own = {id(parameter) for _, _, parameter in kept.recording.parameters}
+        return len({id(one) for updates in self._optimizers for one in updates.parameters} - own)
 
     def scale_of(self, event: int) -> float | None:
         """The loss scale of an event.  Copies it to the host."""

@@ -125,7 +125,8 @@ def test_a_rule_to_fail_on_that_was_not_checked_is_told(asked: list[object]) -> 
 
 def test_nothing_found_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     finding(monkeypatch)
-    assert "no findings; 15 of 18 rules checked" in typed("diagnose", "flow.json").stdout
+    total = len(fxgrad.schema.RULES)
+    assert f"no findings; {total - 3} of {total} checks ran" in typed("diagnose", "flow.json").stdout
 
 
 @pytest.mark.parametrize(
@@ -135,13 +136,13 @@ def test_nothing_found_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
         (["diagnose", "nowhere.json"], "nowhere.json cannot be read"),
         (["diagnose", "flow.json", "other.json"], "flows of different models (Net, Other)"),
         (["diagnose", "flow.json", "--format", "xml"], "xml"),
-        (["diagnose", "flow.json", "--fail-on", "ded"], "--fail-on ded: there is no such rule. Use one of dead"),
+        (["diagnose", "flow.json", "--fail-on", "ded"], "--fail-on ded: there is no such check. Use one of dead"),
         (["diagnose", "flow.json", "--fail-on", "%%"], "nonfinite, vanishing, exploding"),
         (["diagnose", "flow.json", "--findings", "found.svg"], "--findings found.svg: no format goes by"),
         (["diagnose", "flow.json", "--findings", "no/found.txt"], "--findings no/found.txt: there is no folder no"),
         (["diagnose", "flow.json", "--findings", "./flow.json"], "--findings flow.json: this is the file of a flow"),
         ([*RUN, "-o", "new.json", "--findings", "new.json"], "--findings new.json: this is the file of a flow"),
-        ([*RUN, "--fail-on", "nan"], "--fail-on nan: there is no such rule"),
+        ([*RUN, "--fail-on", "nan"], "--fail-on nan: there is no such check"),
         ([*RUN, "--check", "--findings", "found.svg"], ".txt, .json, .sarif"),
         (["run", "no.such:Model", "--findings", "found.svg"], "--findings found.svg"),  # before the work
     ],
@@ -183,7 +184,7 @@ def test_run_without_check_is_content_once_the_flow_is_written(asked: list[objec
 def test_a_check_tells_findings_once_and_in_full(asked: list[object]) -> None:
     text = typed(*RUN[:-1], "--check").stdout
     assert text.count("ERROR dead") == 1
-    assert "evidence (one step)" in text
+    assert "evidence" in text
 
 
 def test_quiet_still_says_errors(asked: list[object]) -> None:
@@ -226,7 +227,7 @@ def test_the_rules_themselves_need_no_torch() -> None:
     done = process("diagnose", "series.json", "--findings", "found.sarif")
     assert done.returncode in (0, 1), done.stderr
     assert done.stderr == "False\n"
-    assert f"of {len(fxgrad.schema.RULES)} rules checked" in done.stdout
+    assert f"of {len(fxgrad.schema.RULES)} checks ran" in done.stdout
 
 
 def test_the_exit_code_of_run_as_a_process() -> None:

@@ -275,3 +275,12 @@ def test_norms_of_many(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, *, t
     norms = list(torch_private.norms_of(tensors, torch.float32))
     assert [norm.dtype for norm in norms] == [torch.float32] * 2
     assert [norm.item() for norm in norms] == [9000, 2]
+
+
+def test_later_autograd_nodes_have_larger_numbers() -> None:
+    before = torch_private.sequence_number()
+    first = torch.ones(2, requires_grad=True) * 2
+    second = first * 2
+    assert before <= torch_private.node_number(first.grad_fn) < torch_private.node_number(second.grad_fn)
+    assert torch_private.node_number(second.grad_fn) < torch_private.sequence_number()
+    assert torch_private.node_number(None) == -1

@@ -21,7 +21,8 @@ from fxgrad.capture.calls import ASKS, frozen, function_word, fx_op, leaf_facts,
 from fxgrad.capture.captured import Call, ModuleSpan, Opaque, Output, ParameterRef, Plan, Ref, constant, describe_output
 from fxgrad.capture.modules import ModuleMap, Place, module_at
 from fxgrad.capture.names import METADATA, source_line
-from fxgrad.capture.recomputation import Recomputation, is_recomputed, made_by_function
+from fxgrad.capture.recomputation import Recomputation, in_checkpoint, is_recomputed, made_by_function
+from fxgrad.capture.strays import Strays
 from fxgrad.capture.values import Known, Values
 from fxgrad.structure import tensors_in
 from fxgrad.torch_private import (
@@ -63,6 +64,7 @@ class Session(TorchFunctionMode):
         self._old: list[Call] = previous.calls if previous is not None else []
         self._same = previous is not None
         self._values = Values()
+        self._strays = Strays(modules)
         self._inside = 0
         self._stack: list[tuple[Place | None, tuple[Ref | None, ...]]] = []
         self._path = ""
@@ -109,6 +111,7 @@ class Session(TorchFunctionMode):
 
     def _finish(self, result: Any, inputs: tuple[Ref, ...]) -> None:
         root = self.modules.places[id(self.modules.root)]
+        self._strays.settle(self.calls)
         refs = self._refs((result,), {})
         self._add("output", "output", "output", "output", None, refs, (result,), {}, [])
         self.spans.append(ModuleSpan("", root.type, inputs, tuple(ref for ref in refs if ref is not None)))
@@ -238,7 +241,7 @@ class Session(TorchFunctionMode):
                 op == "call_module" and frozen(module_at(self.modules.root, target)),
                 tuple(self._values.ref(tensor) for _, tensor in found),
                 tuple(self._values.base(tensor) for _, tensor in found), self._values.changed(args, kwargs),
-                *leaf_facts(self.modules, op, target),
+                *leaf_facts(self.modules, op, target), checkpointed=not enabled and in_checkpoint(),
             )  # fmt: skip
         if self.beside is not None:
             at = self.beside.position
@@ -342,7 +345,8 @@ class Session(TorchFunctionMode):
             maker = type(tensor.grad_fn).__name__.removesuffix("Backward") if tensor.grad_fn is not None else "leaf"
             refs = (inner,) if inner is not None else self._values.makers_of(tensor)
             stem = f"{self._path}/{maker}"
-            self._add("external", maker, maker, stem, None, refs, refs, {}, [("", tensor)])
+            given = (*refs, *self._strays.held_leaf(tensor))
+            self._add("external", maker, maker, stem, None, refs, given, {}, [("", tensor)])
         return self._values.by_id[id(tensor)].ref
 
     def _template(self, value: Any) -> Any:  # noqa: PLR0911  # one return a type
@@ -351,7 +355,7 @@ class Session(TorchFunctionMode):
             if known is not None:
                 return known
             name = self.modules.tensors.get(id(value))
-            return ParameterRef(name) if name is not None else Opaque("tensor")
+            return ParameterRef(name) if name is not None else self._strays.unnamed(value)
         if isinstance(value, (Ref, ParameterRef, Opaque)):
             return value
         if isinstance(value, tuple):

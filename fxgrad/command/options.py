@@ -73,6 +73,6 @@ FindingsFiles = Annotated[
 FailOn = Annotated[
     list[str] | None,
     typer.Option(
-        metavar="RULE", help="Exit with 1 only for findings of this rule (error or warning). May be repeated."
+        metavar="CHECK", help="Exit with 1 only for findings of this check (error or warning). May be repeated."
     ),
 ]

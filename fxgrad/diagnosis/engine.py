@@ -5,7 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from fxgrad.diagnosis import dead, local, missing, origin, paths, precision, steps, zeros
+from fxgrad.diagnosis import (
+    cancelled,
+    dead,
+    local,
+    losses,
+    missing,
+    origin,
+    paths,
+    precision,
+    steps,
+    unregistered,
+    zeros,
+)
 from fxgrad.diagnosis.causality import joined
 from fxgrad.diagnosis.check import Check, Evidence, LackingError
 from fxgrad.diagnosis.thresholds import Thresholds
@@ -19,15 +31,19 @@ DEFAULT_CHECKS = (
     Check("update_size", steps.update_size),
     Check("detached", missing.detached),
     Check("underflow", precision.underflow),
+    Check("double_activation", losses.double_activation),
+    Check("target_range", losses.target_range),
     Check("scale_break", local.scale_break),
     Check("dead", dead.dead),
     Check("zero", zeros.zero),
+    Check("cancelled", cancelled.cancelled),
     Check("saturated", local.saturated),
     Check("vanishing", paths.vanishing),
     Check("exploding", paths.exploding),
     Check("spike", steps.spike),
     Check("optimizer_epsilon", steps.optimizer_epsilon),
     Check("unused", missing.unused),
+    Check("unregistered", unregistered.unregistered),
     Check("starved", local.starved),
     Check("symmetry", steps.symmetry),
     Check("loss_seed", steps.loss_seed),
@@ -68,9 +84,9 @@ def diagnose(
         try:
             found += _findings_of(check, evidence)
         except LackingError as error:
-            lacking.append(NotChecked(check.name, str(error)))
+            lacking.append(NotChecked(check.name, str(error), error.told))
         except Exception as error:  # noqa: BLE001  # a fault in a check must not take the picture with it
-            lacking.append(NotChecked(check.name, f"the check raised {type(error).__name__}: {error}"))
+            lacking.append(NotChecked(check.name, f"the check raised {type(error).__name__}: {error}", told=True))
     if any(check.name == "zero" for check in given) and all(finding.severity == "info" for finding in found):
         found += zeros.nothing_learnt(evidence)
     order = {check.name: number for number, check in enumerate(given)}

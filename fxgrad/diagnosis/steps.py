@@ -1,4 +1,4 @@
-"""Rules about steps: spikes, updates, the optimizer's epsilon, the gradient at the loss, symmetry."""
+"""Checks about steps: spikes, updates, the optimizer's epsilon, the gradient at the loss, symmetry."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterator
 from statistics import median
 
+from fxgrad.diagnosis.advice import of_loss, of_step, of_zero_loss
+from fxgrad.diagnosis.causes import Cause
 from fxgrad.diagnosis.check import Draft, Evidence, LackingError, listed, number
 from fxgrad.diagnosis.kinds import WEIGHTED
 from fxgrad.diagnosis.precision import seeds_of
@@ -83,6 +85,11 @@ def _spike(evidence: Evidence, rise: float, score: float, at: int) -> Finding:
 # ---- the optimizer -------------------------------------------------------------------------------------------------
 
 
+def _could_give(evidence: Evidence) -> bool:
+    """Whether an optimizer could have been given: to the watch of a series, and not to a single pass."""
+    return len(evidence.views) > 1 and evidence.view.flow.optimizer is None
+
+
 def _matrix(record: ParameterRecord) -> bool:
     return len(record.shape) > 1
 
@@ -97,7 +104,7 @@ def update_size(evidence: Evidence) -> Iterator[Finding]:
     told = [v for v in evidence.views if any(r.update is not None for r in v.flow.parameters)]
     if not told and (len(evidence.views) < 2 or not evidence.view.flow.event.values):  # noqa: PLR2004  # before and after
         message = "no optimizer was given to watch (optimizer=), or it has not stepped yet"
-        raise LackingError(message)
+        raise LackingError(message, told=_could_give(evidence))
     throttle = evidence.thresholds.throttle
     for number_, view in enumerate(evidence.views):
         after = evidence.views[number_ + 1] if number_ + 1 < len(evidence.views) else None
@@ -144,11 +151,13 @@ def _large(evidence: Evidence, view: FlowView, large: dict[str, float]) -> Findi
     if update is not None and update.learning_rate is not None:
         numbers["learning_rate"] = update.learning_rate
         words += f" at a learning rate of {number(update.learning_rate)}"
+    cause = of_step(view, view.parameters[name])
     draft = Draft(
         evidence, "update_size", "error",
         f"the step behind backward {view.flow.event.backward} changed {name} {words} (usual: 1e-3), "
-        f"{len(large)} {'matrices' if len(large) > 1 else 'matrix'} by more than the norm",
-        "lower the learning rate, clip the gradient norm, or scale targets and loss", numbers,
+        f"{len(large)} {'matrices' if len(large) > 1 else 'matrix'} by more than the norm"
+        + (f". Likely: {cause.why}" if cause.why else ""),
+        cause.mend, numbers,
     )  # fmt: skip
     return draft.at(None, view=view, parameter=name, affected=tuple(large), confidence="exact")
 
@@ -191,7 +200,7 @@ def optimizer_epsilon(evidence: Evidence) -> Iterator[Finding]:
     ]
     if not known:
         message = "no optimizer with an epsilon was given to watch (optimizer=), or it has not stepped yet"
-        raise LackingError(message)
+        raise LackingError(message, told=_could_give(evidence))
     loss_scale = view.flow.event.loss_scale or 1.0
     small = [r for r in known if _swallowed(r, loss_scale, evidence.thresholds.epsilon)]
     first, now = total_norm(evidence.views[0]), total_norm(view)
@@ -229,13 +238,14 @@ def loss_seed(evidence: Evidence) -> Iterator[Finding]:
     view = evidence.view
     seeds = [site for site in seeds_of(view) if site.statistics is not None and not site.statistics.nonfinite]
     if seeds and all(site.statistics is not None and site.statistics.all_zero for site in seeds):
+        cause = of_zero_loss(view)
         alone = len(evidence.views) == 1
         lasting = all(s.statistics is not None and s.statistics.all_zero for v in evidence.recent for s in seeds_of(v))
         draft = Draft(
             evidence, "loss_seed", "warning" if alone or (evidence.several and lasting) else "info",
-            f"the gradient that the loss sends to the model's output {seeds[0].id} is zero all over: nothing is learnt",
-            "look at the loss: every label ignored or masked, a softmax over one class, a margin that all samples meet",
-            {"outputs": len(seeds)},
+            f"the gradient that the loss sends to the model's output {seeds[0].id} is zero all over: nothing is learnt"
+            + (f". Likely: {cause.why}" if cause.why else ""),
+            cause.mend, {"outputs": len(seeds)},
         )  # fmt: skip
         yield draft.at(None, affected=tuple(r.name for r in view.flow.parameters if r.statistics is not None))
         return
@@ -244,11 +254,13 @@ def loss_seed(evidence: Evidence) -> Iterator[Finding]:
         raise LackingError(message)
     for site in seeds:
         size = _seed_size(view, site)
+        cause = of_loss(view) or Cause("", "look at the scale and the reduction of the loss")
         if size and not evidence.thresholds.seed_low <= size <= evidence.thresholds.seed_high:
             draft = Draft(
                 evidence, "loss_seed", "info",
-                f"the gradient that the loss sends to the model's output {site.id} has rms {number(site.rms or 0.0)}",
-                "look at the scale and the reduction of the loss", {"rms": site.rms or 0.0, "size": size},
+                f"the gradient that the loss sends to the model's output {site.id} has rms {number(site.rms or 0.0)}"
+                + (f". Likely: {cause.why}" if cause.why else ""),
+                cause.mend, {"rms": site.rms or 0.0, "size": size},
             )  # fmt: skip
             yield draft.at(None)
             return

@@ -43,14 +43,15 @@ class Recording:
         deviation: how the call left the courses that the native recorder knew; None where it didn't.
         written: the statistics of the values that were taken in C++, if any.
         record: what C++ hooks of probes write to, a slot for each site; None where the hooks are Python's.
+        end: of the calling thread, autograd's number when the forward had returned; None before.
         recomputed: whether a part of the forward runs again in the backward pass, under the Python recorder.
     """
 
     __slots__ = (
-        "__weakref__", "accumulating", "computed", "deviation", "differentiated", "edges", "escalated", "expected",
-        "leaves", "not_required", "number", "parameters", "part", "partial", "places", "plan", "recomputed", "record",
-        "report", "rewriting", "same", "shapes", "sink", "sizes", "slots", "task", "unprobed", "untold", "values",
-        "window", "written",
+        "__weakref__", "accumulating", "computed", "deviation", "differentiated", "edges", "end", "escalated",
+        "expected", "leaves", "not_required", "number", "parameters", "part", "partial", "places", "plan",
+        "recomputed", "record", "report", "rewriting", "same", "shapes", "sink", "sizes", "slots", "task",
+        "unprobed", "untold", "values", "window", "written",
     )  # fmt: skip
 
     def __init__(self, sink: Any, number: int, expected: int) -> None:
@@ -84,6 +85,7 @@ class Recording:
         self.written: Any = None
         self.deviation: Any = None
         self.recomputed = False
+        self.end: int | None = None
 
     def shape_of(self, site: int) -> tuple[int, ...] | None:
         """Of the value at a site in this call; None where that is not known."""

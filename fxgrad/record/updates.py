@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -148,6 +149,7 @@ class Updates:
         self._skips: Tensor | None = None
         self._layout: _Layout | None = None
         self._failed = False
+        self._optimizer = weakref.ref(optimizer)
         # What torch.compile makes of a step must not contain us.
         before, after = map(torch.compiler.disable, (self._before, self._after))
         self._handles = (optimizer.register_step_pre_hook(before), optimizer.register_step_post_hook(after))
@@ -157,6 +159,12 @@ class Updates:
         for handle in self._handles:
             handle.remove()
         self._copies = []
+
+    @property
+    def parameters(self) -> list[Tensor]:
+        """All that are in a group of the optimizer now."""
+        optimizer = self._optimizer()
+        return [] if optimizer is None else [p for group in optimizer.param_groups for p in group["params"]]
 
     def discard(self) -> None:
         """The gradients so far were thrown away: the next step belongs to what comes."""

@@ -12,7 +12,7 @@ import graphviz
 
 from fxgrad.render.boxes import boxes_of
 from fxgrad.render.labels import Labels, short
-from fxgrad.render.marks import Marks
+from fxgrad.render.marks import Marks, drops_told
 from fxgrad.render.options import PictureOptions, options_from
 from fxgrad.render.palette import (
     CULPRIT,
@@ -54,7 +54,8 @@ _WORDS: dict[Look, tuple[str, ...]] = {
 _FOLDER = {"shape": "folder"}
 _STACK = {"shape": "box3d", "margin": "0.2,0.12"}  # its front face is smaller than the box
 _EDGE_WORDS = ("a line's width and colour:", "the part sent back over it")
-_WAY_WORDS = ("a double line:", "the way of the fault")
+_WAY_WORDS = ("a double line:", "the path of a finding")
+_DROP = 0.05  # ratio below which a drop is marked
 _DROP_WORDS = ("DROP: the gradient shrinks", "to less than 1/20 here")
 
 
@@ -79,7 +80,7 @@ class _Picture:
         self.flow = flow
         self.norm = options.norm
         self.direction = "TB" if options.direction == "down" else "LR"
-        self.labels = Labels(flow, options.norm)
+        self.labels = Labels(flow, options.norm, drops_told(flow, options.findings, _DROP))
         self.boxes, self.number = boxes_of(flow, options.depth, fold=options.fold)
         self.looks = [self.labels.look(box) for box in self.boxes]
         self.dropped = {drop.site.id for box in self.boxes for drop in self.labels.drops(box)}
@@ -176,7 +177,7 @@ class _Picture:
             if any(edge.rewritten is not None for edge in edges):
                 look = look | {"color": REWRITTEN["color"], "style": "dashed"}
             if (tail, head) in self.ways:
-                look, uses = WAY, [*uses, f"the way of {self.ways[tail, head]}"]
+                look, uses = WAY, [*uses, f"on the path of {self.ways[tail, head]}"]
             graph.edge(start, f"n{head}", tooltip=_text(uses), **look)
 
     def _edge_look(self, edges: list[Edge]) -> dict[str, str]:

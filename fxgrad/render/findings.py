@@ -13,7 +13,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from fxgrad.render.words import number, printable
-from fxgrad.schema import Diagnosis, Finding
+from fxgrad.schema import RULES, Diagnosis, Finding
 
 __all__ = ["at", "finding_lines", "html_text", "one_line", "plain_text", "rich_text", "severity_counts", "shown_source"]
 
@@ -34,7 +34,7 @@ class _Entry:
 
 
 def plain_text(diagnosis: Diagnosis) -> str:
-    """The ranked findings, what was not checked, and how many rules were; no colour, no line wrapped."""
+    """The ranked findings, what could have been checked and was not, and how many checks ran; no line wrapped."""
     lines = []
     for place, entry in enumerate(map(_entry, diagnosis.findings), start=1):
         lines.append(f"{place}. {entry.severity.upper()} {entry.head}")
@@ -111,28 +111,28 @@ def _entry(finding: Finding) -> _Entry:
     if finding.suggestion:
         body.append(f"try: {finding.suggestion}")
     numbers = _some([f"{name} {_figure(value)}" for name, value in finding.evidence.items()], _NUMBERS)
-    body.append(f"evidence ({finding.confidence}): {numbers}" if numbers else f"confidence: {finding.confidence}")
+    body.append(f"measured ({finding.confidence}): {numbers}" if numbers else f"confidence: {finding.confidence}")
     if finding.affected:
-        body.append(f"parameters that suffer: {_some(finding.affected, _NAMES)}")
+        body.append(f"affected parameters: {_some(finding.affected, _NAMES)}")
     if finding.units:
         body.append(f"units: {_some([str(unit) for unit in finding.units], _UNITS)}")
     if len(finding.path) > 1:
-        body.append(f"way of the fault: {_way(finding.path)}")
+        body.append(f"path: {_way(finding.path)}")
     explained = [f"{one.rule} {at(one)}" for one in finding.explained]
     if explained:
         body.append(f"explains {len(explained)} more: {_some(explained, _NAMES)}")
-    if finding.docs:
-        body.append(f"see docs/{finding.docs.removeprefix('docs/')}")
+    if finding.rule in RULES and finding.docs == f"findings/{finding.rule}.md":
+        body.append(f"more: fxgrad explain {finding.rule}")
     return _Entry(finding.severity, _head(finding), tuple(body))
 
 
 def _closing(diagnosis: Diagnosis) -> list[str]:
-    """What was not checked, by reason, and the sum."""
+    """What was not checked and could have been, by reason, and the sum."""
     reasons: dict[str, list[str]] = {}
-    for one in diagnosis.not_checked:
+    for one in (one for one in diagnosis.not_checked if one.told):
         reasons.setdefault(one.reason, []).append(one.rule)
     lines = [f"not checked: {', '.join(dict.fromkeys(rules))}: {reason}" for reason, rules in reasons.items()]
-    checked = f"{len(diagnosis.checked)} of {len(diagnosis.rules)} rules checked"
+    checked = f"{len(diagnosis.checked)} of {len(diagnosis.rules)} checks ran"
     found = severity_counts(diagnosis.findings)
     return [*lines, f"{found}; {checked}" if found else f"no findings; {checked}"]
 

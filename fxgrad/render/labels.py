@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import fields
 
-from fxgrad.graph import Drop, biggest_drops, ratios, sites_of
+from fxgrad.graph import Drop, ratios, sites_of
 from fxgrad.render.boxes import Box
 from fxgrad.render.gains import Gains
 from fxgrad.render.scale import joint
@@ -26,19 +26,18 @@ from fxgrad.schema import BlindSpot, GradientFlow, Node, NormWord, ParameterReco
 
 _NAME = 44  # characters of a name in a label; the tooltip has all of it
 _TENSORS = 3  # outputs of one node that its label lists
-_DROP = 0.05  # ratio below which a drop is marked; where healthy networks branch and join, 0.1 is usual
 _INNER = 40  # nodes of a collapsed box that its tooltip lists
 
 
 class Labels:
     """Words, value and look of each box, by the chosen norm."""
 
-    def __init__(self, flow: GradientFlow, norm: NormWord) -> None:
+    def __init__(self, flow: GradientFlow, norm: NormWord, drops: Iterable[Drop] = ()) -> None:
         self._norm: NormWord = norm
         self._sites = sites_of(flow)
         self._gains = Gains(flow)
         self._ratios = ratios(flow)
-        self._drops = {drop.site.id: drop for drop in biggest_drops(flow, below=_DROP)}
+        self._drops = {drop.site.id: drop for drop in drops}
         self._parameters = {name: one for one in flow.parameters for name in (one.name, *one.aliases)}
         self._spots: dict[str, list[BlindSpot]] = {}
         for spot in (spot for spot in flow.blind_spots if spot.consumer is None):
@@ -76,7 +75,7 @@ class Labels:
         return list(dict.fromkeys(spot.reason for spot in self._spots.get(box.all_nodes[0].key, [])))
 
     def drops(self, box: Box) -> list[Drop]:
-        """Those of the biggest drops of the flow that lie in this box, if they are below a twentieth."""
+        """Those of the given drops that lie in this box."""
         return [self._drops[site.id] for site in self._inner(box) if site.id in self._drops]
 
     def rewritten(self, box: Box) -> list[Site]:

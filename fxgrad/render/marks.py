@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 from fxgrad.errors import OptionError
+from fxgrad.graph import Drop, biggest_drops
 from fxgrad.render.boxes import Box
 from fxgrad.render.findings import at, one_line
 from fxgrad.render.labels import below, short
@@ -14,6 +15,8 @@ from fxgrad.schema import Diagnosis, Finding, GradientFlow
 
 _SHOWN = 3  # findings in one label, and in the title
 _TITLE = 110  # characters of a finding in the title
+#: The checks that tell of a gradient which becomes small.
+_LOSSES = frozenset({"vanishing", "scale_break", "saturated", "dead", "zero", "starved", "underflow", "detached"})
 
 
 def findings_from(given: Any) -> tuple[Finding, ...]:
@@ -50,6 +53,18 @@ def nodes_blamed(flow: GradientFlow, findings: Iterable[Finding]) -> list[list[s
         for name in node.parameters:
             takers.setdefault(name, []).append(node.key)
     return [[f.node.key] if f.node is not None else takers.get(f.parameter or "", []) for f in findings]
+
+
+def drops_told(flow: GradientFlow, findings: Iterable[Finding], below: float = 0.5) -> list[Drop]:
+    """The biggest drops (see ``graph.biggest_drops``) on the way of an error or warning that tells of a loss.
+
+    A small ratio alone is no fault, and where no finding tells of one nothing is marked.
+    """
+    told = [one for one in findings if one.rule in _LOSSES and one.severity != "info"]
+    blamed = {key for keys in nodes_blamed(flow, told) for key in keys}
+    here = blamed.union(*(one.path for one in told), (e.producer for e in flow.edges if e.consumer.key in blamed))
+    kept = {site.id for site in flow.sites if site.key in here}
+    return biggest_drops(flow, below=below, among=kept)
 
 
 class Marks:

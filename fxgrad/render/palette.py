@@ -28,7 +28,7 @@ DROP_EDGE = {"color": "#d55e00", "penwidth": "4"}
 #: What marks the culprit of a finding; a single node has the shape as well, and the words stand in the label.
 CULPRIT = {"color": "#a3007c", "penwidth": "3"}
 CULPRIT_SHAPE = {"shape": "doubleoctagon"}
-#: The way of a fault: two lines side by side, which nothing else has.
+#: The path of a finding: two lines side by side, which nothing else has.
 WAY = {"color": "#a3007c:white:#a3007c", "penwidth": "2.5", "style": "solid"}
 
 #: Lines over which something else than an ordinary number flows back.

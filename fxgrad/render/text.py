@@ -11,9 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 from fxgrad.errors import OptionError
-from fxgrad.graph import backward_order, biggest_drops, ratios
+from fxgrad.graph import backward_order, ratios
 from fxgrad.render.findings import severity_counts
-from fxgrad.render.marks import findings_from, nodes_blamed, ranked
+from fxgrad.render.marks import drops_told, findings_from, nodes_blamed, ranked
 from fxgrad.render.report import text_width
 from fxgrad.render.words import (
     before_after,
@@ -80,9 +80,9 @@ def table(
     if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
         message = f"limit must be a whole number of at least 1, but is {limit!r}"
         raise OptionError(message)
-    drops = {drop.site.id for drop in biggest_drops(flow)}
     rows = [site for site in backward_order(flow) if site.measured]
     found = findings_from(findings)
+    drops = {drop.site.id for drop in drops_told(flow, found)}
     marks = _marks(flow, found)
     shown = _chosen(rows, marks, drops, limit)
     title = f"Gradient flow of {flow.capture.model} (loss at the top, inputs at the bottom)"

@@ -31,7 +31,7 @@ from fxgrad.schema.records import (
 )
 from fxgrad.schema.rewriting import NotRewritten, RewriteReport, RuleRecord
 from fxgrad.schema.statistics import Statistics
-from fxgrad.schema.values import Activity, BufferRecord, ChannelSums, Constant, OptimizerFacts, Update
+from fxgrad.schema.values import Activity, BufferRecord, ChannelSums, Constant, LossOp, OptimizerFacts, Update
 from fxgrad.schema.words import REASONS, FrontEnd, Level, NormWord, Reason, SiteKind
 
 __all__ = [
@@ -56,6 +56,7 @@ __all__ = [
     "GradientFlow",
     "History",
     "Level",
+    "LossOp",
     "ModuleCall",
     "ModuleFlow",
     "Node",

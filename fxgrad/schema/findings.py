@@ -19,7 +19,7 @@ _SEVERITIES = ("error", "warning", "info")
 #: ``"several steps"``: judged by a series.
 Confidence = Literal["exact", "one step", "several steps"]
 
-#: The public names of the rules, each with what it says in a few words.
+#: The public names of the checks, each with what it says in a few words.
 RULES: Mapping[str, str] = {
     "nonfinite": "a finite gradient or value became NaN or Inf here",
     "vanishing": "the gradient loses many decades on its way through the model",
@@ -27,6 +27,7 @@ RULES: Mapping[str, str] = {
     "scale_break": "one operation multiplies the gradient by a factor out of all proportion",
     "dead": "units of an activation never fire",
     "zero": "a gradient that arrived is passed on as exact zeros",
+    "cancelled": "the parts of a value's gradient cancel, so that nothing before it learns",
     "saturated": "an activation works at its flat end and passes next to nothing back",
     "starved": "one branch of a fan-out gets next to nothing of the gradient",
     "underflow": "gradients are too small for their dtype and become zero",
@@ -35,8 +36,11 @@ RULES: Mapping[str, str] = {
     "detached": "parameters get no gradient since an operation cuts it off",
     "frozen": "parameters do not require a gradient",
     "unused": "parameters take no part in the forward pass",
+    "unregistered": "parameters get a gradient, but no registered module has them",
     "update_size": "a step moved a parameter by too much or too little",
     "optimizer_epsilon": "gradients are so small that the optimizer's epsilon swallows them",
+    "double_activation": "an activation is applied twice, as by softmax in front of cross_entropy",
+    "target_range": "targets are far from what the outputs reach",
     "loss_seed": "the gradient was out of range already when it entered the model",
     "symmetry": "all units of a layer get the same gradient",
 }
@@ -48,7 +52,7 @@ class Finding:
     """One judgement.
 
     Attributes:
-        rule: a word of ``RULES``, or the name of a rule of the user's own.
+        rule: a word of ``RULES``, or the name of a check of the user's own.
         severity: ``"error"``: training cannot work; ``"warning"``: act; ``"info"``: good to know, no fault.
         message: what was measured, then the likely cause; one line.
         suggestion: what to try, in one or two sentences.
@@ -57,12 +61,12 @@ class Finding:
         parameter: full name of the parameter to blame, if it is one.
         evidence: the numbers behind it, by name.
         confidence: see ``Confidence``.
-        path: node keys from the culprit on, the way that the fault took.
-        affected: full names of the parameters that suffer.
+        path: node keys from the culprit on, along what it did to values or gradients.
+        affected: full names of the parameters whose gradient it changes or takes away.
         units: dead or otherwise guilty units, ascending.
         consequences: findings that this one explains.
         backward: number of the backward event that it is about.
-        docs: the rule's page, below ``docs/``.
+        docs: the check's page, below ``docs/``; ``fxgrad explain RULE`` prints it.
     """
 
     rule: str
@@ -99,7 +103,7 @@ class Finding:
             yield from finding.explained
 
     def __str__(self) -> str:
-        """One line: severity, rule, place, source line and message."""
+        """One line: severity, check, place, source line and message."""
         line: str = late("fxgrad.render.findings", "one_line")(self)
         return line
 
@@ -107,20 +111,24 @@ class Finding:
 @in_a_line("rule", "reason")
 @dataclass(frozen=True, slots=True)
 class NotChecked:
-    """A rule that could not be judged, and what it lacks."""
+    """A check that could not be judged, and what it lacks.
+
+    ``told``: whether printed findings say so, since the user could have given what is missing (or the check failed).
+    """
 
     rule: str
     reason: str
+    told: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What the rules say of a flow, or of a series of flows.
+    """What the checks say of a flow, or of a series of flows.
 
     Attributes:
         findings: ranked: what is to be mended first comes first; consequences are inside of their cause.
-        not_checked: the rules that lack a statistic.
-        rules: names of all rules that were asked.
+        not_checked: the checks that lack a statistic.
+        rules: names of all checks that were asked.
     """
 
     findings: tuple[Finding, ...]
@@ -134,14 +142,14 @@ class Diagnosis:
 
     @property
     def checked(self) -> tuple[str, ...]:
-        """The rules that were asked and did not lack anything."""
+        """The checks that were asked and did not lack anything."""
         lacking = {one.rule for one in self.not_checked}
         return tuple(rule for rule in self.rules if rule not in lacking)
 
     def __repr__(self) -> str:
         """How many findings there are, and how much was checked."""
         counts = ", ".join(f"{sum(f.severity == word for f in self.findings)} {word}" for word in _SEVERITIES)
-        return f"Diagnosis({counts}; {len(self.checked)} of {len(self.rules)} rules checked)"
+        return f"Diagnosis({counts}; {len(self.checked)} of {len(self.rules)} checks ran)"
 
     def __str__(self) -> str:
         """The ranked findings, and what was not checked, as plain text."""

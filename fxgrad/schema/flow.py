@@ -12,7 +12,7 @@ from fxgrad.schema.findings import Diagnosis, Finding, NotChecked
 from fxgrad.schema.late import late as _late
 from fxgrad.schema.lines import in_a_line
 from fxgrad.schema.records import BlindSpot, Edge, ModuleCall, ModuleFlow, Node, ParameterRecord, Site
-from fxgrad.schema.values import BufferRecord, OptimizerFacts
+from fxgrad.schema.values import BufferRecord, LossOp, OptimizerFacts
 from fxgrad.schema.words import FrontEnd, Level, NormWord, SiteKind
 
 if TYPE_CHECKING:
@@ -69,6 +69,8 @@ class EventInfo:
         loss_scale: what the loss was multiplied by before the backward, as the scaler said; None without a scaler.
             Gradients are as measured: it is not divided out.
         accumulating: whether parameters had a gradient already when the forward began; None where unknown.
+        loss_ops: what made the loss of the model's outputs, from the loss on, as seen in the first backward pass
+            through this graph; empty where unknown, and where the model returned the loss.
     """
 
     backward: int
@@ -79,6 +81,7 @@ class EventInfo:
     values: bool = False
     loss_scale: float | None = None
     accumulating: bool | None = None
+    loss_ops: tuple[LossOp, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,8 @@ class Node:
         source: ``file:line`` of the user's code, None where unknown.
         constants: numbers and words among the arguments, or the settings of a leaf module (``eps``, ``min_val`` ...).
         parameters: full names of the parameters and buffers that the call takes directly, or that the leaf module owns.
+        unregistered: what it takes that requires a gradient and belongs to no registered module: where that is held
+            (``"layers[1].weight"``), or its shape in words where no module holds it.
     """
 
     key: str
@@ -41,6 +43,7 @@ class Node:
     source: str | None
     constants: tuple[Constant, ...] = ()
     parameters: tuple[str, ...] = ()
+    unregistered: tuple[str, ...] = ()
 
 
 class _HasStatistics:

@@ -99,6 +99,22 @@ class Update:
 
 
 @dataclass(frozen=True, slots=True)
+class LossOp:
+    """An operation between the model's outputs and what was differentiated.
+
+    Attributes:
+        name: of the autograd node, such as ``"nll_loss"``, ``"log_softmax"``, ``"mse_loss"``, ``"mean"``.
+        takes: name of what made its first operand, views and casts left out; with ``model.`` in front where that is in
+            the model's forward; empty where it needs no gradient.
+        reduction: ``"none"``, ``"mean"`` or ``"sum"``; empty for an operation without one.
+    """
+
+    name: str
+    takes: tuple[str, ...] = ()
+    reduction: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class OptimizerFacts:
     """The optimizer of a watch, at one event.
 
@@ -107,8 +123,10 @@ class OptimizerFacts:
         step: number of the step that followed the event's backward, from 0 since watching began; None where none has
             been taken yet (in accumulation, or since a GradScaler skipped it).
         skipped: steps that the scaler has skipped among the last 100 that it was asked for; 0 without a scaler.
+        others: how many of its parameters are none of the model's registered ones.
     """
 
     type: str
     step: int | None = None
     skipped: int = 0
+    others: int = 0

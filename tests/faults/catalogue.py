@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from tests.faults import (
+    advice,
+    cancelled,
     dead,
     detached,
     exploding,
     healthy,
     healthy_layers,
+    healthy_losses,
     healthy_models,
     healthy_nets,
+    healthy_parameters,
     healthy_tasks,
     healthy_training,
+    losses,
     saturated,
     scale,
     training,
@@ -19,6 +24,7 @@ from tests.faults import (
     traps_more,
     traps_nets,
     underflow,
+    unregistered,
     vanishing,
     zero,
 )  # fmt: skip
@@ -26,7 +32,8 @@ from tests.faults.program import Program, Register
 
 REGISTERS: tuple[Register, ...] = (
     vanishing.VANISHING, exploding.EXPLODING, scale.SCALE, dead.DEAD, zero.ZERO, saturated.SATURATED,
-    detached.DETACHED, detached.UNUSED, underflow.UNDERFLOW, training.TRAINING, traps.TRAPS, healthy.HEALTHY,
+    detached.DETACHED, detached.UNUSED, underflow.UNDERFLOW, training.TRAINING, unregistered.UNREGISTERED,
+    losses.TWICE, losses.TARGETS, cancelled.CANCELLED, advice.ADVICE, traps.TRAPS, healthy.HEALTHY,
 )  # fmt: skip
 PROGRAMS: tuple[Program, ...] = tuple(program for register in REGISTERS for program in register.programs)
 TRAPS = tuple(program for program in PROGRAMS if program.kind == "traps")
@@ -35,5 +42,6 @@ FAULTS = tuple(program for program in PROGRAMS if program.expect and program.kin
 __all__ = [
     "FAULTS", "HEALTHY", "PROGRAMS", "REGISTERS", "TRAPS",
     # imported for what they register
-    "healthy_layers", "healthy_models", "healthy_nets", "healthy_tasks", "healthy_training", "traps_more", "traps_nets",
+    "healthy_layers", "healthy_losses", "healthy_models", "healthy_nets", "healthy_parameters",
+    "healthy_tasks", "healthy_training", "traps_more", "traps_nets",
 ]  # fmt: skip

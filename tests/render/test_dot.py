@@ -95,10 +95,16 @@ def test_nan_inside_of_a_collapsed_box_shows_outside() -> None:
 
 
 def test_steep_drops_are_marked_and_mild_ones_are_not() -> None:
-    steep = flows.chain(3, 0.01).to_dot()
-    assert r"DROP x0.01" in steep
-    assert "legend_drop" in steep
-    assert "DROP" not in flows.chain(3, 0.1).to_dot()
+    steep = flows.chain(3, 0.01)
+    text = steep.to_dot(findings=flows.lost(steep))
+    assert r"DROP x0.01" in text
+    assert "legend_drop" in text
+    mild = flows.chain(3, 0.1)
+    assert "DROP" not in mild.to_dot(findings=flows.lost(mild))
+
+
+def test_without_a_finding_no_drop_is_marked() -> None:
+    assert "DROP" not in flows.chain(3, 0.01).to_dot(findings=())
 
 
 def test_in_a_large_flow_far_uses_are_named_and_not_drawn_through() -> None:

@@ -50,7 +50,7 @@ def test_the_way_is_a_double_line_whichever_way_the_fault_went() -> None:
     forward = drawn(flow, diagnoses.dead(path=("/op1", "/op2", "output")))
     assert ways(forward) == {(2, 3), (3, 4)}
     assert "legend_way" in forward
-    assert "the way of 1 ERROR dead" in forward
+    assert "on the path of 1 ERROR dead" in forward
     nowhere = drawn(flow, diagnoses.dead(path=("/op1", "unknown", "input:x")))
     assert ways(nowhere) == set()
     assert "legend_way" not in nowhere

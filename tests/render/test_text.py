@@ -32,7 +32,8 @@ def test_the_drop_that_matters_stands_out_without_numbers() -> None:
     norms = [1e-6, 1e-6, 1.0, 1.0]
     sites = [flows.site(n, flows.full(v)) for n, v in zip(nodes, norms, strict=True)]
     uses = [(a.key, b.key, "args[0]") for a, b in pairwise(nodes)]
-    text = printed(flows.flow(nodes, sites, uses))
+    flow = flows.flow(nodes, sites, uses)
+    text = printed(flow, findings=flows.lost(flow))
     marked = [line for line in rows(text) if "<- drop" in line]
     assert len(marked) == 1
     assert "/op1" in marked[0]
@@ -48,7 +49,8 @@ def test_special_gradients_read_differently() -> None:
 
 
 def test_limit_keeps_the_drops() -> None:
-    text = printed(flows.chain(30, factor=0.4), limit=5)
+    flow = flows.chain(30, factor=0.4)
+    text = printed(flow, limit=5, findings=flows.lost(flow))
     assert len(rows(text)) == 5
     assert text.count("<- drop") == 3
     assert "25 more rows" in text
