@@ -176,14 +176,14 @@ def test_run_without_check_is_content_once_the_flow_is_written(asked: list[objec
     assert result.exit_code == 0
     assert result.stdout.startswith("Linear: 1 error, 1 warning: dead at /op1, and 1 more\n1. ERROR dead at /op1")
     assert "try: Start the bias at 0." in result.stdout
-    assert "evidence" not in result.stdout
+    assert "units: 0, 1" not in result.stdout
     assert fxgrad.load("new.json")
 
 
 def test_a_check_tells_findings_once_and_in_full(asked: list[object]) -> None:
     text = typed(*RUN[:-1], "--check").stdout
     assert text.count("ERROR dead") == 1
-    assert "evidence (one step)" in text
+    assert "units: 0, 1" in text
 
 
 def test_quiet_still_says_errors(asked: list[object]) -> None:
