@@ -52,10 +52,9 @@ def gradient_flow(  # noqa: PLR0913  # the public signature of the design
         model: any module.  A compiled one is measured by the original inside of it.
         args: positional arguments (a tuple), or the only one.
         kwargs: keyword arguments.
-        loss: takes what the model returns and gives a scalar; or a name as on the command line (``"mse"``,
-            ``"cross_entropy"``, ``"sum"`` ...), against a random target.  None: a scalar output is the loss; an output
-            with ``.loss`` gives it; otherwise a random direction of norm 1 over all floating outputs
-            (``flow.event.loss`` says which).
+        loss: takes what the model returns and gives a scalar; or a name as on the command line (``"mse"`` ...), against
+            a random target.  None: a scalar output is the loss; an output with ``.loss`` gives it; otherwise a random
+            direction of norm 1 over all floating outputs (``flow.event.loss`` says which).
         capture: front end; ``"auto"`` and ``"eager"`` run the model's own Python, once; ``"symbolic"`` traces it with
             torch.fx, Python state baked in, and runs the graph as ``instrument`` does; ``"dynamo"`` runs it in the
             graphs that ``torch.compile`` makes, at level ``norm``.
@@ -81,8 +80,12 @@ def gradient_flow(  # noqa: PLR0913  # the public signature of the design
     _check_options(capture, statistics, sites, forward, channels)
     if capture == "dynamo":
         _only_norm(statistics, sites, "capture='dynamo'", forward=forward)
-    objective = Objective(named_loss(loss, seed) if isinstance(loss, str) else loss, seed)
-    return _measured(model, args, kwargs, objective, Options(statistics, capture, sites, forward, channels))
+    options = Options(statistics, capture, sites, forward, channels)
+    return _measured(model, args, kwargs, _objective(loss, seed), options)
+
+
+def _objective(loss: Callable[[Any], Tensor] | str | None, seed: int) -> Objective:
+    return Objective(named_loss(loss, seed) if isinstance(loss, str) else loss, seed)
 
 
 def _measured(

@@ -14,7 +14,9 @@ from fxgrad.errors import OptionError
 from fxgrad.graph import backward_order, ratios
 from fxgrad.render.findings import severity_counts
 from fxgrad.render.marks import drops_told, findings_from, nodes_blamed, ranked
+from fxgrad.render.palette import text_colour
 from fxgrad.render.report import text_width
+from fxgrad.render.scale import Size, scale_of
 from fxgrad.render.words import (
     before_after,
     blind_counts,
@@ -89,25 +91,39 @@ def table(
     caption = _caption(flow, len(rows) - len(shown), found)
     # Text and not str, here and in the rows, so that no name is taken for markup or an emoji.
     result = FlowTable(title=_text(title, "bold"), caption=_text(caption, "dim italic"), expand=False)
-    result.add_column("site, op", overflow="fold")
-    result.add_column("shape", overflow="fold")
-    result.add_column(norm, justify="right", overflow="fold")  # folded and never cut: half a number is a wrong one
-    result.add_column("log scale", no_wrap=True)
-    result.add_column("ratio", justify="right", overflow="fold")
-    result.add_column("zeros", justify="right")
-    result.add_column("source", overflow="fold")
-    known, scale = ratios(flow), _scale(flow, norm)
+    _add_columns(result, norm)
+    known, scale, size = ratios(flow), _scale(flow, norm), scale_of(flow, norm)
     for site in shown:
         marker = "<- drop " if site.id in drops else ""
         name = _text(f"{_site_words(site)} {rewritten_words(site, norm)}".strip())
         ratio = f"{marker}x{number(known[site.id])}" if site.id in known else ""
-        words = [shape_words(site), norm_words(site.statistics, norm), _bar(site, norm, scale), ratio, _zeros(site),
-                 short_source(site.source)]  # fmt: skip
+        bar = Text(_bar(site, norm, scale), _colours(site, norm, size))
+        words = (shape_words(site), norm_words(site.statistics, norm)), (ratio, _zeros(site), short_source(site.source))
         style = "bold reverse" if marker else _STYLES[look_of(site.statistics)]
         culprit = [_text(f"<- {word}", "bold magenta") for word in marks.get(site.id, [])]
-        result.add_row(Text("\n").join([name, *culprit]), *map(_text, words), style=style)
+        cells = (*map(_text, words[0]), bar, *map(_text, words[1]))
+        result.add_row(Text("\n").join([name, *culprit]), *cells, style=style)
     _add_rewritten(result, flow, norm)
     return result
+
+
+def _add_columns(table: Table, norm: NormWord) -> None:
+    table.add_column("site, op", overflow="fold")
+    table.add_column("shape", overflow="fold")
+    table.add_column(norm, justify="right", overflow="fold")  # folded and never cut: half a number is a wrong one
+    table.add_column("log scale", no_wrap=True)
+    table.add_column("ratio", justify="right", overflow="fold")
+    table.add_column("zeros", justify="right")
+    table.add_column("source", overflow="fold")
+
+
+def _colours(site: Site, norm: NormWord, size: Size) -> str:
+    """The style of a bar: ink that reads on the colour of the scale."""
+    value = site.statistics.norm(norm) if site.statistics is not None else None
+    if look_of(site.statistics) != "measured" or not value:
+        return ""
+    ground = size.colour(value)
+    return f"{text_colour(ground)} on {ground} not reverse"
 
 
 def _add_rewritten(table: Table, flow: GradientFlow, norm: NormWord) -> None:

@@ -7,6 +7,7 @@ import pytest
 from rich.console import Console
 
 from fxgrad.errors import OptionError
+from fxgrad.render.scale import colour
 from fxgrad.schema import Statistics
 from tests import diagnoses, flows
 
@@ -141,3 +142,12 @@ def test_a_table_prints_as_a_table(monkeypatch) -> None:
 def test_findings_of_something_else() -> None:
     with pytest.raises(OptionError, match=r"such as flow\.findings, or a diagnosis, but holds 'dead'"):
         flows.chain().table(findings=["dead"])
+
+
+def test_bars_have_the_colours_of_the_scale() -> None:
+    console = Console(width=120, color_system="truecolor", force_terminal=True)
+    with console.capture() as capture:
+        console.print(flows.chain(3).table(findings=()))
+    for decades in (0, -1, -2):
+        red, green, blue = (int(colour(decades)[i : i + 2], 16) for i in (1, 3, 5))
+        assert f"48;2;{red};{green};{blue}" in capture.get()
