@@ -53,7 +53,7 @@ def diagnosis(*findings: Finding) -> Diagnosis:
     """These findings, and three checks that were not checked."""
     skipped = (
         NotChecked("spike", "needs several steps"),
-        NotChecked("update_size", "no optimizer was given", told=True),
+        NotChecked("update_size", "no optimizer was given", "optimizer="),
         NotChecked("underflow", "needs several steps"),
     )
     return Diagnosis(findings, skipped)
@@ -72,5 +72,5 @@ def named(word: str) -> Diagnosis:
         word, "warning", word, word, node=node, site=word, parameter=word, evidence={word: 1.0}, path=(word, word),
         affected=(word,), consequences=(inner,), docs=word,
     )  # fmt: skip
-    lacking = (NotChecked(word, word, told=True),)
+    lacking = (NotChecked(word, word, word),)
     return Diagnosis((finding, Finding(word, "error", word, word, parameter=word)), lacking)

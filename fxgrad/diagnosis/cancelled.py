@@ -22,7 +22,7 @@ def cancelled(evidence: Evidence) -> Iterator[Finding]:
     view = evidence.view
     if view.flow.event.sites != "edge":
         message = "the parts of a fan-out were not measured (sites='edge')"
-        raise LackingError(message, told=True)
+        raise LackingError(message, give="sites='edge'")
     limit = evidence.thresholds.cancelled
     for site in reversed(view.flow.sites):
         if not _cancels(view, site, limit) or not all(_always(one, site.id, limit) for one in evidence.views):

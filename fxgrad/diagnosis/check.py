@@ -14,12 +14,12 @@ from fxgrad.schema import Confidence, Finding, Node, Severity
 class LackingError(Exception):
     """A check cannot be judged; the message says what it lacks.
 
-    ``told``: whether printed findings say so: only where the user could have given it.
+    ``give``: the option that the user could have given, such as ``"forward=True"``; None where there is none.
     """
 
-    def __init__(self, message: str, *, told: bool = False) -> None:
+    def __init__(self, message: str, *, give: str | None = None) -> None:
         super().__init__(message)
-        self.told = told
+        self.give = give
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class Evidence:
         """
         if not self.view.flow.event.values:
             message = "forward statistics were not taken (forward=True)"
-            raise LackingError(message, told=True)
+            raise LackingError(message, give="forward=True")
 
     def need_parts(self, kinds: Collection[str]) -> None:
         """Raise where nodes of these kinds take values with several uses, and the parts were not measured.
@@ -81,7 +81,7 @@ class Evidence:
             message = (
                 f"{len(unknown)} operations take values with several uses, whose parts were not measured (sites='edge')"
             )
-            raise LackingError(message, told=True)
+            raise LackingError(message, give="sites='edge'")
 
     def need_counts(self) -> None:
         """Raise where gradients were not counted.
@@ -91,7 +91,7 @@ class Evidence:
         """
         if self.view.flow.event.level == "norm":
             message = "counts of entries need statistics='full'"
-            raise LackingError(message, told=True)
+            raise LackingError(message, give="statistics='full'")
 
 
 @dataclass(frozen=True, slots=True)

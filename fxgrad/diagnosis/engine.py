@@ -84,9 +84,9 @@ def diagnose(
         try:
             found += _findings_of(check, evidence)
         except LackingError as error:
-            lacking.append(NotChecked(check.name, str(error), error.told))
+            lacking.append(NotChecked(check.name, str(error), error.give))
         except Exception as error:  # noqa: BLE001  # a fault in a check must not take the picture with it
-            lacking.append(NotChecked(check.name, f"the check raised {type(error).__name__}: {error}", told=True))
+            lacking.append(NotChecked(check.name, f"the check raised {type(error).__name__}: {error}", give=""))
     if any(check.name == "zero" for check in given) and all(finding.severity == "info" for finding in found):
         found += zeros.nothing_learnt(evidence)
     order = {check.name: number for number, check in enumerate(given)}

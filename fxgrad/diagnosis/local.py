@@ -263,7 +263,7 @@ def starved(evidence: Evidence) -> Iterator[Finding]:
     view = evidence.view
     if view.flow.event.sites != "edge":
         message = "the parts of a fan-out were not measured (sites='edge')"
-        raise LackingError(message, told=True)
+        raise LackingError(message, give="sites='edge'")
     for value, edges in view.uses.items():
         parts = [(edge, s) for edge in edges if (s := view.part(edge)) is not None and s.nonfinite is False]
         largest = max((s.l2_norm for _, s in parts), default=0.0)

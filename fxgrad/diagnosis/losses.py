@@ -11,7 +11,7 @@ from fxgrad.diagnosis.check import Draft, Evidence, number
 from fxgrad.diagnosis.local import VIEWS, is_last
 from fxgrad.diagnosis.precision import seeds_of
 from fxgrad.diagnosis.view import FlowView
-from fxgrad.schema import Finding, Node
+from fxgrad.schema import Finding, LossOp, Node
 
 #: What an operation applies to its input itself, and so shouldn't find there.
 _AGAIN = {
@@ -28,6 +28,7 @@ _INPUTS = frozenset({"args[0]", "kwargs['input']"})
 _CALLED = {"log_softmax": "cross_entropy", "cross_entropy": "cross_entropy"}
 _BOUNDS = {"sigmoid": (0.0, 1.0), "softmax": (0.0, 1.0), "hardsigmoid": (0.0, 1.0), "tanh": (-1.0, 1.0)}
 _ALIKE = VIEWS | {"identity", "contiguous", "unflatten", "clone", "t", "half", "bfloat16", "double"}
+_WEIGHTS = 10.0  # widths of the range that a weight of the positive class may make of it
 _BEYOND = 1.5  # widths of the range by which targets are off that are of another unit, and no mere outliers
 
 
@@ -110,11 +111,13 @@ class _Distance:
         key: of the node that made the outputs.
         rms: of output minus target.
         output: rms of the outputs; None without forward statistics.
+        bounds: of the targets, where the loss itself has some.
     """
 
     key: str
     rms: float
     output: float | None
+    bounds: tuple[float, float] | None = None
 
 
 def target_range(evidence: Evidence) -> Iterator[Finding]:
@@ -131,14 +134,15 @@ def target_range(evidence: Evidence) -> Iterator[Finding]:
     if not found:
         return
     last = found[-1]
-    bounds = _BOUNDS.get(evidence.view.kinds.get(last.key, ""))
+    bounds = last.bounds or _BOUNDS.get(evidence.view.kinds.get(last.key, ""))
     if bounds is not None:
         width = bounds[1] - bounds[0]
-        if median([one.rms for one in found]) > _BEYOND * width:
+        if median([one.rms for one in found]) > (_WEIGHTS if last.bounds else _BEYOND) * width:
             draft = Draft(
                 evidence, "target_range", "warning",
-                f"targets are off the outputs of {evidence.view.source_words(last.key)} by rms "
-                f"{number(last.rms)}, but these lie between {bounds[0]:g} and {bounds[1]:g}: they can't be reached",
+                f"targets are off the outputs of {evidence.view.source_words(last.key)} by rms {number(last.rms)}, but "
+                f"{'the loss takes targets' if last.bounds else 'these lie'} between {bounds[0]:g} and {bounds[1]:g}: "
+                "they can't be reached",
                 f"scale the targets to [{bounds[0]:g}, {bounds[1]:g}], or drop the activation at the output",
                 {"difference_rms": last.rms, "low": bounds[0], "high": bounds[1]},
             )  # fmt: skip
@@ -161,25 +165,40 @@ def _distance(view: FlowView) -> _Distance | None:
     """None where the loss is no squared error of the one output, or its gradient isn't finite."""
     ops = view.flow.event.loss_ops
     seeds = seeds_of(view)
-    reduction = _squared_error(view)
+    logits = _of_logits(view)
+    reduction = logits or _squared_error(view)
     if reduction is None or len(seeds) != 1 or not ops:
         return None
     site = seeds[0]
     gradient = site.statistics
     if gradient is None or gradient.nonfinite is not False or not gradient.numel:
         return None
-    factor = (gradient.numel if reduction == "mean" else 1) / 2 / (view.flow.event.loss_scale or 1.0)
+    factor = (gradient.numel if reduction == "mean" else 1) / (1 if logits else 2) / (view.flow.event.loss_scale or 1.0)
     value = None if site.value is None or site.value.nonfinite else site.value.rms
-    return _Distance(_maker(view, site.key), gradient.rms * factor, value)
+    return _Distance(_maker(view, site.key), gradient.rms * factor, value, (0.0, 1.0) if logits else None)
+
+
+def _unscaled(view: FlowView) -> list[LossOp]:
+    """The operations of the loss without the loss scale and a division for accumulation."""
+    ops = list(view.flow.event.loss_ops)
+    if ops and ops[0].name == "mul" and view.flow.event.loss_scale:
+        ops = ops[1:]
+    # By the steps of an accumulation: the difference is larger than it looks.
+    return ops[1:] if ops and ops[0].name == "div" else ops
+
+
+def _of_logits(view: FlowView) -> str | None:
+    """The reduction where the loss is a binary cross entropy with logits, whose targets lie between 0 and 1."""
+    ops = _unscaled(view)
+    if [op.name for op in ops] != ["binary_cross_entropy_with_logits"] or not ops[0].takes[:1]:
+        return None
+    of_model = ops[0].takes[0].startswith("model.") and ops[0].reduction in {"mean", "sum"}
+    return ops[0].reduction if of_model else None
 
 
 def _squared_error(view: FlowView) -> str | None:
     """``"mean"`` or ``"sum"`` where the loss is a squared error of what the model returned, perhaps divided."""
-    ops = list(view.flow.event.loss_ops)
-    if ops and ops[0].name == "mul" and view.flow.event.loss_scale:
-        ops = ops[1:]
-    if ops and ops[0].name == "div":  # by the steps of an accumulation: the difference is larger than it looks
-        ops = ops[1:]
+    ops = _unscaled(view)
     words = [op.name for op in ops]
     of_model = bool(ops) and any(taken.startswith("model.") for taken in ops[-1].takes)
     if words == ["mse_loss"] and of_model:

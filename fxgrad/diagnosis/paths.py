@@ -26,6 +26,7 @@ _SHARES = frozenset(
 _NORMALISES = frozenset({"normalize", "cosine_similarity"})  # their gradient at a zero vector is that of 1/eps
 _UNIT = 1.5  # decades more that a constant behind all weights may gain: the unit of what is predicted
 _SHARE = 0.4  # of all decades: what one node must do to be blamed alone
+_UNIFORM = 2.0  # times the median of a chain, in decades: what no operation of a uniform one exceeds
 _SCORES = frozenset({"attention", "matmul", "softmax"})
 _INIT = 0.5  # share of tiny weights from which on they are no throttle but the initialisation
 
@@ -245,6 +246,8 @@ def _first_of_its_kind(view: FlowView, worst: Step, sign: float) -> Step:
 def _of_the_guilty_kind(view: FlowView, steps: list[Step], sign: float) -> Step:
     """Of the kind of node that changes the gradient most in sum, the node that changes it most.
 
+    Where none does much more than the others, it is the first in forward order, whatever the seed.
+
     A node that is called again and again, as in an unrolled recurrence, is a kind of its own.
     """
     calls = Counter(_stem(step.key) for step in steps)
@@ -255,8 +258,12 @@ def _of_the_guilty_kind(view: FlowView, steps: list[Step], sign: float) -> Step:
     for step in steps:
         total[kinds[step.key]] = total.get(kinds[step.key], 0.0) + sign * step.change
     worst = max(total, key=lambda kind: total[kind])
-    # Rounded, so that of equal ones the first is named, whatever the scale of the loss does to the last digits.
-    return max((s for s in steps if kinds[s.key] == worst), key=lambda s: round(sign * s.change, 2))
+    alike = [s for s in steps if kinds[s.key] == worst]
+    # Rounded, so that of equal ones the same is named, whatever the scale of the loss does to the last digits.
+    most = max(alike, key=lambda s: round(sign * s.change, 2))
+    usual = median(sign * s.change for s in alike)
+    uniform = len(alike) >= _CHAIN and sign * most.change < _UNIFORM * usual
+    return min(alike, key=lambda s: view.order[s.key]) if uniform else most
 
 
 def _stem(key: str) -> str:

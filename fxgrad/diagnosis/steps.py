@@ -85,9 +85,9 @@ def _spike(evidence: Evidence, rise: float, score: float, at: int) -> Finding:
 # ---- the optimizer -------------------------------------------------------------------------------------------------
 
 
-def _could_give(evidence: Evidence) -> bool:
-    """Whether an optimizer could have been given: to the watch of a series, and not to a single pass."""
-    return len(evidence.views) > 1 and evidence.view.flow.optimizer is None
+def _could_give(evidence: Evidence) -> str | None:
+    """An optimizer can be given to the watch of a series, and not to a single pass."""
+    return "optimizer=" if len(evidence.views) > 1 and evidence.view.flow.optimizer is None else None
 
 
 def _matrix(record: ParameterRecord) -> bool:
@@ -104,7 +104,7 @@ def update_size(evidence: Evidence) -> Iterator[Finding]:
     told = [v for v in evidence.views if any(r.update is not None for r in v.flow.parameters)]
     if not told and (len(evidence.views) < 2 or not evidence.view.flow.event.values):  # noqa: PLR2004  # before and after
         message = "no optimizer was given to watch (optimizer=), or it has not stepped yet"
-        raise LackingError(message, told=_could_give(evidence))
+        raise LackingError(message, give=_could_give(evidence))
     throttle = evidence.thresholds.throttle
     for number_, view in enumerate(evidence.views):
         after = evidence.views[number_ + 1] if number_ + 1 < len(evidence.views) else None
@@ -200,7 +200,7 @@ def optimizer_epsilon(evidence: Evidence) -> Iterator[Finding]:
     ]
     if not known:
         message = "no optimizer with an epsilon was given to watch (optimizer=), or it has not stepped yet"
-        raise LackingError(message, told=_could_give(evidence))
+        raise LackingError(message, give=_could_give(evidence))
     loss_scale = view.flow.event.loss_scale or 1.0
     small = [r for r in known if _swallowed(r, loss_scale, evidence.thresholds.epsilon)]
     first, now = total_norm(evidence.views[0]), total_norm(view)

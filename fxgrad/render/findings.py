@@ -127,11 +127,17 @@ def _entry(finding: Finding) -> _Entry:
 
 
 def _closing(diagnosis: Diagnosis) -> list[str]:
-    """What was not checked and could have been, by reason, and the sum."""
-    reasons: dict[str, list[str]] = {}
-    for one in (one for one in diagnosis.not_checked if one.told):
-        reasons.setdefault(one.reason, []).append(one.rule)
-    lines = [f"not checked: {', '.join(dict.fromkeys(rules))}: {reason}" for reason, rules in reasons.items()]
+    """What was not checked and could have been, in one line, and the sum."""
+    missing: dict[str, list[str]] = {}
+    lines = []
+    for one in diagnosis.not_checked:
+        if one.give:
+            missing.setdefault(one.give, []).append(one.rule)
+        elif one.give is not None:
+            lines.append(f"not checked: {one.rule}: {one.reason}")
+    if missing:
+        parts = (f"{', '.join(dict.fromkeys(rules))} (give {option})" for option, rules in missing.items())
+        lines.append(f"not checked: {'; '.join(parts)}")
     checked = f"{len(diagnosis.checked)} of {len(diagnosis.rules)} checks ran"
     found = severity_counts(diagnosis.findings)
     return [*lines, f"{found}; {checked}" if found else f"no findings; {checked}"]

@@ -113,12 +113,13 @@ class Finding:
 class NotChecked:
     """A check that could not be judged, and what it lacks.
 
-    ``told``: whether printed findings say so, since the user could have given what is missing (or the check failed).
+    ``give``: the option that the user could have given, such as ``"forward=True"``; None where there is none.  Printed
+    findings tell of those with one only.  Empty where the check itself failed, which they tell as well.
     """
 
     rule: str
     reason: str
-    told: bool = False
+    give: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

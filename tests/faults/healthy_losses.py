@@ -112,6 +112,13 @@ def targets_of_a_dozen():
 
 
 @HEALTHY()
+def rare_positives_with_a_weight():
+    target = (torch.rand(64, 1) < 0.1).float()
+    return Built(classifier(1), (torch.randn(64, 8),), lambda o: F.binary_cross_entropy_with_logits(
+        o, target, pos_weight=torch.tensor(9.0)))  # fmt: skip
+
+
+@HEALTHY()
 def pixels_behind_a_sigmoid():
     target = torch.rand(8, 12)
     return Built(classifier(12, nn.Sigmoid()), (torch.randn(8, 8),), lambda o: F.mse_loss(o, target))

@@ -145,6 +145,13 @@ def plus_and_minus_behind_a_softmax_of_two():
     return Built(regression(nn.Softmax(-1), 2), (torch.randn(32, 8),), distance(target))
 
 
+@TARGETS("target_range", outside=True)
+def pixels_to_255_into_bce_with_logits():
+    net = Net(lambda self, x: self.up(F.relu(self.down(x))), down=nn.Linear(16, 8), up=nn.Linear(8, 16))
+    target = torch.randint(0, 256, (32, 16)).float()
+    return Built(net, (torch.randn(32, 16),), lambda o: F.binary_cross_entropy_with_logits(o, target))
+
+
 @TARGETS("target_range", "update_size", outside=True)
 def divided_for_accumulation():
     target = 1e5 * torch.randn(16, 6, 1)

@@ -27,7 +27,7 @@ EXPECTED = f"""\
 3. INFO frozen at fc.bias
    fc.bias requires no gradient
    confidence: exact
-not checked: update_size: no optimizer was given
+not checked: update_size (give optimizer=)
 1 error, 1 warning, 1 info; {len(RULES) - 3} of {len(RULES)} checks ran"""
 
 
