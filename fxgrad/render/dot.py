@@ -26,6 +26,7 @@ from fxgrad.render.palette import (
     text_colour,
 )
 from fxgrad.render.scale import DECADES, Size, colour, joint, scale_of
+from fxgrad.render.themes import THEMES
 from fxgrad.render.words import (
     Look,
     audit_lines,
@@ -79,6 +80,8 @@ class _Picture:
     def __init__(self, flow: GradientFlow, options: PictureOptions) -> None:
         self.flow = flow
         self.norm = options.norm
+        theme = THEMES[options.theme]
+        self.ground = ("white", "black") if options.theme == "light" else (theme.paper, theme.ink)
         self.direction = "TB" if options.direction == "down" else "LR"
         self.labels = Labels(flow, options.norm, drops_told(flow, options.findings, _DROP))
         self.boxes, self.number = boxes_of(flow, options.depth, fold=options.fold)
@@ -98,8 +101,8 @@ class _Picture:
         graph = graphviz.Digraph("gradient_flow", comment="made by fxgrad")
         graph.attr(
             rankdir=self.direction, fontname="Helvetica", fontsize="14", nodesep="0.25", ranksep="0.25",
-            bgcolor="white", labelloc="t", labeljust="l", label=_text(self._title(), "\\l"),
-            tooltip=_text(self.flow.capture.model),
+            bgcolor=self.ground[0], fontcolor=self.ground[1], labelloc="t", labeljust="l",
+            label=_text(self._title(), "\\l"), tooltip=_text(self.flow.capture.model),
         )  # fmt: skip
         graph.attr(**_haste(self.size))
         graph.attr("node", shape="box", fontname="Helvetica", fontsize="11", margin="0.12,0.05", height="0.3")

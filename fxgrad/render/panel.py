@@ -35,7 +35,7 @@ class Legend:
         size: the scale.
         looks: of the boxes and cells.
         rewritten: whether rewrite rules stand somewhere.
-        split: whether lines show the part that each use sends back.
+        split: whether a line has a colour of the scale.
         way: whether the way of a fault is drawn.
         changed: whether colours mean what became of each gradient since another flow.
     """
@@ -117,7 +117,7 @@ def _legend(pen: Pen, y: float, legend: Legend) -> float:
     notes: Iterable[tuple[bool, str]] = (
         (legend.rewritten, "blue bar at the left: rewritten by a rule"),
         (legend.split, "a coloured line: the part sent back over it"),
-        (legend.way, "double line: the way of the fault"),
+        (legend.way, "double line: the path of a finding"),
         (True, "forward runs along the arrows, the gradient against them; gain: norm passed back / norm received"),
     )
     for wanted, words in notes:

@@ -26,6 +26,7 @@ _MARGIN = 18.0
 _USES = 10  # uses that the tooltip of one edge lists
 _PLAIN = 1.5  # decades around the neutral size within which a line has no colour
 _DARK = 2.0  # decades from which a colour is dark enough for a line
+_WIDE = 2.2  # a line with a colour of the scale
 _ROUND = 7.0
 _DASHED = "5 4"
 
@@ -98,7 +99,8 @@ class _Picture:
         looks = frozenset(card.look for card in self.cards if not card.plain)
         cells = frozenset(cell.look for card in self.cards for cell in card.cells)
         rewritten = any(card.rewritten for card in self.cards)
-        split = self.flow.event.sites == "edge" and bool(self.split) and self.before is None
+        lines = (self._look(pair, edges) for pair, edges in self.uses.items() if pair[0] in self.split)
+        split = any(line.width == _WIDE for line in lines)
         return Legend(self.norm, self.size, looks | cells, rewritten, split, bool(self.ways), self.before is not None)
 
     # ---- boxes ---------------------------------------------------------------------------------------------------
@@ -198,7 +200,7 @@ class _Picture:
         decades = self.size.decades(value)
         if abs(decades) < _PLAIN:
             return Line(self.theme.line)
-        return Line(colour(math.copysign(max(abs(decades), _DARK), decades)), 2.2)
+        return Line(colour(math.copysign(max(abs(decades), _DARK), decades)), _WIDE)
 
     def _use_words(self, edge: Edge) -> str:
         use = f"{edge.producer}{edge.output_position} -> {edge.consumer.key} {edge.consumer.argument}"
