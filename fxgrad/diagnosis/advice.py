@@ -21,6 +21,13 @@ _CONSTANT = 1e-4  # gain of a normalisation, times the rms of its input, where t
 _LARGE_SEED = 30.0  # of the gradient at an output, summed over a sample: about 1 for the usual losses
 
 
+#: What makes something that is the same for every input, if it is used in one way.
+_ADDS_UP = {
+    "softmax": ("what follows adds up its shares, which make 1 for every input", "use the shares one by one"),
+    "normalize": ("over a single entry it is 1 or -1, whatever the input", "normalise over more than one entry"),
+}
+
+
 # ---- the way through the model -----------------------------------------------------------------------------------
 
 
@@ -36,6 +43,8 @@ def of_one(view: FlowView, check: str, node: Node) -> Cause:
             "what follows takes the sum or mean over what it normalises, which is the same for every input",
             "sum or average before the normalisation or over another dimension, or put a linear layer between",
         )
+    if check == "vanishing" and kind in _ADDS_UP and (view.gain(node.key) or 1.0) < _CONSTANT:
+        return Cause(*_ADDS_UP[kind])
     if kind in RECURRENT:
         return Cause("it runs over many steps", _over_time(check))
     if check == "exploding" and kind in {"attention", "softmax", "matmul"}:

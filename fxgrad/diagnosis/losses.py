@@ -173,38 +173,49 @@ def _distance(view: FlowView) -> _Distance | None:
     gradient = site.statistics
     if gradient is None or gradient.nonfinite is not False or not gradient.numel:
         return None
-    factor = (gradient.numel if reduction == "mean" else 1) / (1 if logits else 2) / (view.flow.event.loss_scale or 1.0)
+    samples = site.shape[0] if site.shape else 1
+    over = {"mean": gradient.numel, "samples": samples, "sum": 1}[reduction]
+    factor = over / (1 if logits else 2) / (view.flow.event.loss_scale or 1.0)
     value = None if site.value is None or site.value.nonfinite else site.value.rms
     return _Distance(_maker(view, site.key), gradient.rms * factor, value, (0.0, 1.0) if logits else None)
 
 
 def _unscaled(view: FlowView) -> list[LossOp]:
-    """The operations of the loss without the loss scale and a division for accumulation."""
+    """The operations of the loss behind a loss scale, a division for accumulation, and sums with others."""
     ops = list(view.flow.event.loss_ops)
     if ops and ops[0].name == "mul" and view.flow.event.loss_scale:
         ops = ops[1:]
-    # By the steps of an accumulation: the difference is larger than it looks.
-    return ops[1:] if ops and ops[0].name == "div" else ops
+    # Divided by the steps of an accumulation, the difference is larger than it looks.
+    while ops and ops[0].name in {"div", "add"}:
+        ops = ops[1:]
+    return ops
+
+
+def _of_model(op: LossOp) -> bool:
+    return any(taken.startswith("model.") for taken in op.takes)
 
 
 def _of_logits(view: FlowView) -> str | None:
     """The reduction where the loss is a binary cross entropy with logits, whose targets lie between 0 and 1."""
     ops = _unscaled(view)
-    if [op.name for op in ops] != ["binary_cross_entropy_with_logits"] or not ops[0].takes[:1]:
+    if not ops or ops[0].name != "binary_cross_entropy_with_logits" or not _of_model(ops[0]):
         return None
-    of_model = ops[0].takes[0].startswith("model.") and ops[0].reduction in {"mean", "sum"}
-    return ops[0].reduction if of_model else None
+    return ops[0].reduction if ops[0].reduction in {"mean", "sum"} else None
 
 
 def _squared_error(view: FlowView) -> str | None:
-    """``"mean"`` or ``"sum"`` where the loss is a squared error of what the model returned, perhaps divided."""
+    """``"mean"``, ``"sum"``, or ``"samples"`` for the mean over samples of sums, of a squared error of the output."""
     ops = _unscaled(view)
-    words = [op.name for op in ops]
-    of_model = bool(ops) and any(taken.startswith("model.") for taken in ops[-1].takes)
-    if words == ["mse_loss"] and of_model:
+    if ops and ops[0].name == "mse_loss" and _of_model(ops[0]):
         return ops[0].reduction if ops[0].reduction in {"mean", "sum"} else None
-    if words[:1] in (["mean"], ["sum"]) and words[1:] in (["pow", "sub"], ["pow", "rsub"]) and of_model:
-        return words[0]
+    words = [op.name for op in ops]
+    for first, reduction in ((["mean", "sum"], "samples"), (["mean"], "mean"), (["sum"], "sum")):
+        rest = words[len(first) :]
+        if words[: len(first)] != first or not rest:
+            continue
+        rest = rest[1:] if rest[0] == "mul" else rest  # by weights of about 1
+        if rest in (["pow", "sub"], ["pow", "rsub"]) and _of_model(ops[-1]):
+            return reduction
     return None
 
 

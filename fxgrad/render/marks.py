@@ -16,7 +16,9 @@ from fxgrad.schema import Diagnosis, Finding, GradientFlow
 _SHOWN = 3  # findings in one label, and in the title
 _TITLE = 110  # characters of a finding in the title
 #: The checks that tell of a gradient which becomes small.
-_LOSSES = frozenset({"vanishing", "scale_break", "saturated", "dead", "zero", "starved", "underflow", "detached"})
+_LOSSES = frozenset(
+    {"vanishing", "cancelled", "scale_break", "saturated", "dead", "zero", "starved", "underflow", "detached"}
+)
 
 
 def findings_from(given: Any) -> tuple[Finding, ...]:

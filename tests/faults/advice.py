@@ -330,3 +330,35 @@ def temperature_of_a_thousandth(mended):
 def no_label_is_left(mended):
     target = torch.full((32,), -100) if not mended else torch.randint(0, 5, (32,))
     return Built(small(), (torch.randn(32, 8),), lambda o: F.cross_entropy(o, target, reduction="sum") / 32)
+
+
+# ---- the same, where nothing is wrong ----------------------------------------------------------------------------
+
+
+@HEALTHY()
+def reentrant_checkpoints_behind_an_embedding():
+    model = Checkpointed([nn.Sequential(nn.Linear(8, 8), nn.GELU()) for _ in range(2)], nn.Linear(8, 3), reentrant=True)
+    net = Net(lambda self, ids: self.body(self.embed(ids)), embed=nn.Embedding(20, 8), body=model)
+    return Built(net, (torch.randint(20, (16,)),), xent(16, 3))
+
+
+@HEALTHY()
+def half_parameters_by_plain_descent():
+    model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4)).half()
+    return Built(model, (torch.randn(32, 16).half(),), half_cross_entropy(32, 4))
+
+
+@HEALTHY()
+def fresh_statistics_in_training_mode():
+    """The running variance begins at zero, and is not what training divides by."""
+    model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 2))
+    model[1].running_var.zero_()
+    return Built(model, (torch.randn(32, 8),), mse(32, 2))
+
+
+@HEALTHY()
+def mean_behind_an_affine_normalisation():
+    """Its scale is learnt, so that the mean is no constant."""
+    net = Net(lambda self, x: self.head(self.norm(self.body(x)).mean(1)), body=nn.Linear(8, 16), norm=nn.LayerNorm(16),
+              head=nn.Linear(16, 3))  # fmt: skip
+    return Built(net, (torch.randn(16, 5, 8),), xent(16, 3))

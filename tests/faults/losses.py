@@ -152,6 +152,19 @@ def pixels_to_255_into_bce_with_logits():
     return Built(net, (torch.randn(32, 16),), lambda o: F.binary_cross_entropy_with_logits(o, target))
 
 
+@TARGETS("target_range", outside=True)
+def pixels_summed_over_each_sample():
+    target = torch.randint(0, 256, (32, 12)).float()
+    model = regression(nn.Sigmoid(), 12)
+    return Built(model, (torch.randn(32, 8),), lambda o: ((o - target) ** 2).sum(1).mean())
+
+
+@TARGETS("target_range", "update_size", outside=True)
+def beside_a_penalty():
+    target = 1e5 * torch.randn(32, 1)
+    return Built(regression(), (torch.randn(32, 8),), lambda o: F.mse_loss(o, target) + 1e-3 * o.abs().mean())
+
+
 @TARGETS("target_range", "update_size", outside=True)
 def divided_for_accumulation():
     target = 1e5 * torch.randn(16, 6, 1)
