@@ -152,6 +152,7 @@ class Updates:
         self._skips: Tensor | None = None
         self._layout: Layout | None = None
         self._failed = False
+        self._optimizer = weakref.ref(optimizer)
         # What torch.compile makes of a step must not contain us.
         before, after = map(torch.compiler.disable, (self._before, self._after))
         self._handles = (optimizer.register_step_pre_hook(before), optimizer.register_step_post_hook(after))

@@ -101,7 +101,7 @@ def test_rules_are_all_described_and_those_of_the_user_too() -> None:
     rules = read(diagnoses.named("mine"))["runs"][0]["tool"]["driver"]["rules"]
     assert [rule["id"] for rule in rules] == [*RULES, "mine"]
     assert rules[4]["shortDescription"]["text"] == RULES["dead"]
-    assert "docs/findings/dead.md" in rules[4]["help"]["text"]
+    assert "fxgrad explain dead" in rules[4]["help"]["text"]
     for found in results(diagnoses.every()):
         assert [*RULES][found["ruleIndex"]] == found["ruleId"]
 
