@@ -41,14 +41,14 @@ def half_cross_entropy(samples: int, classes: int):
     return lambda out: loss(out.float())
 
 
-@case("update_size", outside=True, forms=frozenset({"history"}), says=("eps",), culprits=("",))
+@case("update_size", "nonfinite", outside=True, forms=frozenset({"history"}), says=("eps",), culprits=("",))
 def adam_of_half_parameters(mended):
     model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4)).half()
     return Built(model, (torch.randn(32, 16).half(),), half_cross_entropy(32, 4),
                  adam(eps=1e-4 if mended else 1e-8))  # fmt: skip
 
 
-@case("update_size", outside=True, forms=frozenset({"history"}), says=("eps",), culprits=("",))
+@case("update_size", "nonfinite", outside=True, forms=frozenset({"history"}), says=("eps",), culprits=("",))
 def adam_of_a_half_convolution(mended):
     model = nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 3)).half()
     return Built(model, (torch.randn(16, 1, 8, 8).half(),), half_cross_entropy(16, 3),
