@@ -26,7 +26,9 @@ _ABSENT = object()
 def preserved(model: nn.Module, inputs: Iterable[Tensor], *, compiled: bool = False) -> Iterator[None]:
     """Restore, also after an error: ``.grad``, buffers, attributes of modules, hooks, flags and random streams.
 
-    ``compiled``: see ``random_streams``.  Parameters are not copied.  A forward that writes into a parameter is reported by a warning.
+    ``compiled``: see ``random_streams``.
+
+    Parameters are not copied.  A forward that writes into a parameter is reported by a warning.
     """
     buffers = [(buffer, buffer.detach().clone()) for buffer in _unique(model.buffers())]
     leaves = [t for t in _unique((*model.parameters(), *inputs)) if t.requires_grad and t.is_leaf]

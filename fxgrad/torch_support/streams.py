@@ -114,8 +114,8 @@ class _Looking(TorchFunctionMode):
 def random_streams(*, fake: bool = False, compiled: bool = False) -> Iterator[Callable[[], bool]]:
     """Restore those random streams of torch (all devices in use), Python and NumPy that this thread drew from.
 
-    ``fake``: what runs has no data, and draws nothing from torch's streams.  ``compiled``: dynamo runs it, which takes no
-    mode of ours; there all that was drawn counts as our own.
+    ``fake``: what runs has no data, and draws nothing from torch's streams.  ``compiled``: dynamo runs it, which takes
+    no mode of ours; there all that was drawn counts as our own.
 
     Gives a function that says whether one of them was.  A stream that nobody drew from is not written to.  What another
     thread draws from Python's or NumPy's stream between two torch functions of ours cannot be told from our own.
