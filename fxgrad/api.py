@@ -13,7 +13,7 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from fxgrad.capture.unregistered import unregistered
-from fxgrad.engine.objective import check_loss, default_loss, naming_the_cut
+from fxgrad.engine.objective import check_loss, default_loss, margins_met, naming_the_cut
 from fxgrad.engine.step import Options
 from fxgrad.errors import FxgradError, InputError, ModelError, NoFlowError, OptionError
 from fxgrad.handles.instrumented import Instrumented
@@ -100,11 +100,12 @@ def _measured(
         watch = Watch(model, dataclasses.replace(options, one_shot=True), one_shot=True)
         try:
             with naming_the_cut(lambda: watch.engine.plan):
-                scalar, words = _run(model, positional, named, loss)
+                scalar, words, met = _run(model, positional, named, loss)
             watch.engine.loss_words = words
             _backward(scalar, model, lambda: _failure_in_words(watch))
             del scalar
-            return watch.flow()
+            flow = watch.flow()
+            return dataclasses.replace(flow, event=dataclasses.replace(flow.event, margins_met=met))
         finally:
             watch.remove()
 
@@ -314,7 +315,7 @@ def _by_dynamo(
     from fxgrad.handles.dynamo_backend import measured_once
 
     def step(call: Callable[..., Any]) -> str:
-        scalar, words = _run(model, args, kwargs, loss, call)
+        scalar, words, _ = _run(model, args, kwargs, loss, call)
         _backward(scalar, model)
         return words
 
@@ -353,7 +354,8 @@ class _paused:  # noqa: N801  # used like a function in a with statement
 def _run(
     model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], loss: Callable[[Any], Tensor] | None,
     call: Callable[..., Any] | None = None,
-) -> tuple[Tensor, str]:  # fmt: skip
+) -> tuple[Tensor, str, bool]:  # fmt: skip
+    """The loss, how it came about in words, and whether every margin in it is met."""
     name = type(model).__name__
     try:
         output = (model if call is None else call)(*args, **kwargs)
@@ -378,7 +380,7 @@ def _run(
             raise ModelError(message) from error
         words = getattr(loss, "__qualname__", type(loss).__name__)
     check_loss(scalar, name)
-    return scalar, words
+    return scalar, words, margins_met(scalar, output)
 
 
 def _failure_in_words(watch: Watch) -> str:

@@ -19,6 +19,7 @@ from fxgrad.torch_support.private import tampered
 ASKS = frozenset({
     "__bool__", "__float__", "__int__", "__index__", "__complex__", "item", "tolist", "numpy", "allclose", "equal",
 })  # fmt: skip
+_words: dict[Any, str] = {}  # of torch's functions, which live as long as the process
 _NOT_REFLECTED = frozenset({"__repr__", "__reduce__", "__reduce_ex__", "__reversed__", "__rshift__"})
 
 
@@ -48,6 +49,14 @@ def function_word(func: Callable[..., Any]) -> str:
     if name == "__get__" and word == "grad":
         return "shape"
     return f"__{word}" if name.startswith("__r") and name not in _NOT_REFLECTED else word
+
+
+def word_of(func: Callable[..., Any]) -> str:
+    """``function_word``, found once."""
+    word = _words.get(func)
+    if word is None:
+        word = _words[func] = function_word(func)
+    return word
 
 
 def same_call(old: Call, stem: str, func: Any, refs: tuple[Ref | None, ...], found: list[tuple[str, Tensor]]) -> bool:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
 
-from fxgrad.capture.calls import ASKS, frozen, function_word, fx_op, leaf_facts, named_arguments, same_call
+from fxgrad.capture.calls import ASKS, frozen, fx_op, leaf_facts, named_arguments, same_call, word_of
 from fxgrad.capture.captured import Call, ModuleSpan, Output, Plan, Ref, describe_output
 from fxgrad.capture.functions import Applied, Functions, given_to
 from fxgrad.capture.modules import ModuleMap, Place
@@ -35,7 +35,6 @@ from fxgrad.torch_support.private import (
 from fxgrad.torch_support.structure import tensors_in
 
 _WRITES_ITEM = torch.Tensor.__setitem__
-_WORDS: dict[Any, str] = {}  # of torch's functions, which live as long as the process
 
 
 class Session(TorchFunctionMode):
@@ -164,9 +163,12 @@ class Session(TorchFunctionMode):
             if place.leaf:
                 self._sequence = sequence_number()
                 self._record_leaf(place, inputs, args, kwargs, result)
-            given = tuple(ref for ref in inputs if ref is not None)
-            outputs = tuple(ref for _, t in tensors_in(result) if (ref := self._lookup(t)) is not None)
-            self.spans.append(ModuleSpan(place.path, place.type, given, outputs))
+            self._returned(place, inputs, result)
+
+    def _returned(self, place: Place, inputs: tuple[Ref | None, ...], result: Any) -> None:
+        given = tuple(ref for ref in inputs if ref is not None)
+        outputs = tuple(ref for _, t in tensors_in(result) if (ref := self._lookup(t)) is not None)
+        self.spans.append(ModuleSpan(place.path, place.type, given, outputs))
 
     def _record_leaf(
         self, place: Place, refs: tuple[Ref | None, ...], args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
@@ -194,9 +196,7 @@ class Session(TorchFunctionMode):
         if self._inside:
             return func(*args, **kwargs)
         self._look_for_hidden_code()
-        word = _WORDS.get(func)
-        if word is None:
-            word = _WORDS[func] = function_word(func)
+        word = word_of(func)
         self.asked = self.asked or getattr(func, "__name__", "") in ASKS
         if word in METADATA or functorch_active():
             # Wrapped tensors have no gradient of their own; what comes out of a transform is external.
@@ -206,13 +206,16 @@ class Session(TorchFunctionMode):
                 self._look_for_function()
             refs = self._refs(args, kwargs)
         self._begins()
-        if word[:2] == "__":  # a reflected operator: what stands first in the user's code comes second here
-            word, given = word[2:], args[::-1]
-            refs = refs[::-1]
-        else:
-            given = args
         result = func(*args, **kwargs)
         self._sequence = sequence_number()
+        self._written(func, refs, args, kwargs, result)
+        return result
+
+    def _written(
+        self, func: Callable[..., Any], refs: tuple[Ref | None, ...], args: tuple[Any, ...], kwargs: dict[str, Any],
+        result: Any,
+    ) -> None:  # fmt: skip
+        """A function has returned: write it down if it returned a tensor."""
         if isinstance(result, Tensor):
             found = [("", result)]
         elif isinstance(result, (tuple, list)) and not isinstance(result, torch.Size):
@@ -220,10 +223,12 @@ class Session(TorchFunctionMode):
         else:
             found = [("", args[0])] if func is _WRITES_ITEM else []
         if found:
+            word, given = word_of(func), args
+            if word[:2] == "__":  # a reflected operator: what stands first in the user's code comes second here
+                word, refs, given = word[2:], refs[::-1], args[::-1]
             with without_torch_function():
                 self._note_changed(args)
                 self._add("call", func, word, f"{self._path}/{word}", func, refs, given, kwargs, found)
-        return result
 
     def _add(  # noqa: PLR0913, PLR0917  # the facts of one node; a dataclass would be made a second time on the hot path
         self, op: str, target: Any, word: str, stem: str, func: Any, refs: tuple[Ref | None, ...],

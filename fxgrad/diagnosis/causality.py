@@ -13,9 +13,16 @@ _NUMERIC = frozenset({
     "spike", "symmetry", "loss_seed", "optimizer_epsilon",
 })  # fmt: skip
 _GRAVITY = {"error": 0, "warning": 1, "info": 2}
+#: What the rules about the optimizer explain, once they are errors or warnings.
+_TRAINING = {
+    "optimizer_idle": frozenset({"update_size", "optimizer_epsilon", "weight_decay"}),
+    "zero_grad_missing": frozenset({"update_size", "spike", "exploding", "loss_seed", "overflow_risk", "nonfinite"}),
+    "weight_decay": frozenset({"update_size", "vanishing", "zero", "underflow", "optimizer_epsilon"}),
+    "update_lost": frozenset({"update_size"}),
+}
 _LOCAL = frozenset({"scale_break", "saturated", "dead", "zero", "underflow", "symmetry"})
 #: The rules whose findings may explain another one.
-_CAUSES = frozenset({"nonfinite", "update_size", "vanishing", "exploding", "starved", *_LOCAL})
+_CAUSES = frozenset({*_TRAINING, "nonfinite", "update_size", "vanishing", "exploding", "starved", *_LOCAL})
 _MANY = 3  # findings of one rule and severity that are shown side by side; the others stand inside of the first
 _GROUPED = frozenset({"saturated", "starved", "scale_break"})
 
@@ -67,6 +74,11 @@ def explains(evidence: Evidence, cause: Finding, finding: Finding) -> bool:  # n
         return cause.rule == finding.rule and finding.rule in _GROUPED and _earlier(evidence, cause, finding)
     if cause.severity == "info":
         return False
+    if finding.rule == "optimizer_idle" and finding.evidence.keys() & {"left", "learning_rate"}:
+        # What exploded had to be clipped, and what vanished moves nothing.
+        return cause.rule in {"exploding", "scale_break", "vanishing", *_LOCAL}
+    if cause.rule in _TRAINING:
+        return finding.rule in _TRAINING[cause.rule]
     if cause.rule == "nonfinite":
         if finding.rule == "update_size":  # a step that a scaler skipped, as after a mere warning, moves nothing
             if cause.severity != "error":

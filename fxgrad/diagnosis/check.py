@@ -44,6 +44,13 @@ class Evidence:
         """The flows that the history form looks at: the latest ones; of a short series the last only."""
         return self.views[-self.thresholds.steps :] if self.several else self.views[-1:]
 
+    def at_most(self, severity: Severity) -> Severity:
+        """The severity that exact zeros deserve here: information in a backward pass through a gradient.
+
+        What enters a gradient penalty linearly has no second derivative.
+        """
+        return "info" if self.view.flow.event.differentiated else severity
+
     @property
     def confidence(self) -> Confidence:
         """How sure a judgement over ``recent`` can be."""

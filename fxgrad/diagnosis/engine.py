@@ -5,7 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from fxgrad.diagnosis import dead, local, missing, origin, paths, precision, steps, zeros
+from fxgrad.diagnosis import (
+    always_zero,
+    dead,
+    local,
+    missing,
+    optimizers,
+    origin,
+    paths,
+    precision,
+    steps,
+    updates,
+    zeros,
+)
 from fxgrad.diagnosis.backward_failed import backward_failed
 from fxgrad.diagnosis.causality import joined
 from fxgrad.diagnosis.check import Check, Evidence, LackingError
@@ -18,7 +30,11 @@ from fxgrad.schema import Diagnosis, Finding, GradientFlow, NotChecked
 DEFAULT_CHECKS = (
     Check("backward_failed", backward_failed),
     Check("nonfinite", origin.nonfinite),
-    Check("update_size", steps.update_size),
+    Check("optimizer_misses", optimizers.optimizer_misses),
+    Check("optimizer_idle", optimizers.optimizer_idle),
+    Check("zero_grad_missing", optimizers.zero_grad_missing),
+    Check("weight_decay", updates.weight_decay),
+    Check("update_size", updates.update_size),
     Check("detached", missing.detached),
     Check("underflow", precision.underflow),
     Check("scale_break", local.scale_break),
@@ -28,7 +44,8 @@ DEFAULT_CHECKS = (
     Check("vanishing", paths.vanishing),
     Check("exploding", paths.exploding),
     Check("spike", steps.spike),
-    Check("optimizer_epsilon", steps.optimizer_epsilon),
+    Check("update_lost", updates.update_lost),
+    Check("optimizer_epsilon", updates.optimizer_epsilon),
     Check("unused", missing.unused),
     Check("starved", local.starved),
     Check("symmetry", steps.symmetry),
@@ -77,8 +94,10 @@ def diagnose(
             lacking.append(NotChecked(check.name, str(error)))
         except Exception as error:  # noqa: BLE001  # a fault in a check must not take the picture with it
             lacking.append(NotChecked(check.name, f"the check raised {type(error).__name__}: {error}"))
-    if any(check.name == "zero" for check in given) and all(finding.severity == "info" for finding in found):
-        found += zeros.nothing_learnt(evidence)
+    if any(check.name == "zero" for check in given):
+        if all(finding.severity == "info" for finding in found):
+            found += zeros.nothing_learnt(evidence)
+        found = always_zero.completed(evidence, found)
     order = {check.name: number for number, check in enumerate(given)}
     ranked = sorted(joined(evidence, found), key=lambda f: (_SEVERITIES[f.severity], order.get(f.rule, len(order))))
     return Diagnosis(tuple(ranked), tuple(lacking), tuple(check.name for check in given))

@@ -26,6 +26,13 @@ _SAME = {
     "var_mean": "var", "float_power": "pow", "square": "pow", "rdiv": "div",
 }  # fmt: skip
 
+#: Losses that are 0 once every sample keeps its distance.
+MARGINS = frozenset({
+    "triplet_margin_loss", "triplet_margin_with_distance_loss", "margin_ranking_loss", "hinge_embedding_loss",
+    "cosine_embedding_loss", "multi_margin_loss", "multilabel_margin_loss", "tripletmarginloss",
+    "tripletmarginwithdistanceloss", "marginrankingloss", "hingeembeddingloss", "cosineembeddingloss",
+    "multimarginloss", "multilabelmarginloss",
+})  # fmt: skip
 #: Operations whose derivative is zero wherever it exists.
 PIECEWISE_CONSTANT = frozenset({
     "round", "sign", "floor", "ceil", "trunc", "heaviside", "floordiv", "floor_divide", "bernoulli", "poisson",

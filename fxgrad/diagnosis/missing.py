@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 
 from fxgrad.diagnosis.check import Draft, Evidence, listed
+from fxgrad.diagnosis.kinds import WEIGHTED
 from fxgrad.diagnosis.view import FlowView
 from fxgrad.schema import BlindSpot, Finding, Node, ParameterRecord
 
@@ -52,6 +53,38 @@ def _cut(view: FlowView, record: ParameterRecord) -> tuple[str, str] | None:
     return ("detached" if view.flow.capture.asked and _scalar_at_the_end(view, dropped) else "unused"), dropped
 
 
+def cuts(view: FlowView, key: str) -> str | None:
+    """The node that takes what comes of ``key`` out of the graph, on a way that ends in what got a gradient.
+
+    What is read as a Python number or an array and put back leaves no way: then it is the node where it was read, or
+    where it came back as a tensor.
+    """
+    read = None
+    for other in view.behind(key):
+        spots = _spots(view).get(other, ())
+        reasons, named = {spot.reason for spot in spots}, next((spot.cut for spot in spots if spot.cut), None)
+        apart = reasons & {"detached", "no_grad_region", "integer"} or (
+            view.kinds[other] == "tensor" and "no_grad_required" in reasons
+        )
+        if apart and any(view.received(one) for one in view.behind(other)):
+            return named or other
+        if not view.users[other] and (apart or ("output_unused" in reasons and _scalar_at_the_end(view, other))):
+            read = read or named or other
+    if not view.flow.capture.asked:
+        return None
+    back = [n.key for n in view.flow.nodes if view.order[n.key] > view.order[key] and _from_nowhere(view, n)]
+    arrives = next((k for k in back if any(map(view.received, (k, *view.behind(k))))), None)
+    numbers = read is not None and "output_unused" in {spot.reason for spot in _spots(view).get(read, ())}
+    return read if read is not None and (arrives or numbers) else arrives
+
+
+def _from_nowhere(view: FlowView, node: Node) -> bool:
+    """Whether a node works on what no other node made: a tensor built from Python numbers, or from an array."""
+    if view.takes[node.key] or node.op in ("placeholder", "output"):
+        return False
+    return view.kinds[node.key] == "tensor" or (view.kinds[node.key] in WEIGHTED and bool(view.received(node.key)))
+
+
 def _scalar_at_the_end(view: FlowView, key: str) -> bool:
     """Whether all that comes of a node ends in single numbers, as what is read by ``.item()`` does."""
     ends = [k for k in (key, *view.behind(key)) if not view.users[k]]
@@ -72,20 +105,31 @@ def detached(evidence: Evidence) -> Iterator[Finding]:
     """A trainable parameter is used, and all that depends on it goes through a node that carries no gradient.
 
     Exact: read off the graph.  A detach is no fault where every trainable parameter gets a gradient by another way
-    (straight-through estimate, teacher).
+    (straight-through estimate, teacher).  Information where an optimizer was given that has none of them.
     """
     view = evidence.view
     for key, records in _grouped(evidence, "detached").items():
         node = view.nodes[str(key)]
         names = tuple(record.name for record in records)
         how, mend = _how(view, node)
+        untrained = _left_out(view, names)
+        if untrained:
+            how, mend = f"{how}; no optimizer has them", "nothing for a teacher; requires_grad_(False) says so"
         draft = Draft(
-            evidence, "detached", "error",
+            evidence, "detached", "info" if untrained else "error",
             f"no gradient reaches {listed(names)}: {view.source_words(node.key)} cuts it off; {how}", mend,
             {"parameters": len(names)},
         )  # fmt: skip
         path = view.way_back(node.key)
         yield draft.at(node, affected=names, path=path, confidence="exact")
+
+
+def _left_out(view: FlowView, names: tuple[str, ...]) -> bool:
+    """Whether no optimizer of the watch has these parameters, while it has others: a teacher, a moving average."""
+    facts = view.flow.optimizer
+    if facts is None or not set(names) <= set(facts.missing):
+        return False
+    return any(r.requires_grad and r.name not in facts.missing for r in view.flow.parameters)
 
 
 def _how(view: FlowView, node: Node) -> tuple[str, str]:
@@ -111,7 +155,8 @@ def _how(view: FlowView, node: Node) -> tuple[str, str]:
 def unused(evidence: Evidence) -> Iterator[Finding]:
     """A trainable parameter takes no part in what the loss is made of.
 
-    Exact.  Information only where other members of the same list got a gradient (an expert that was not routed to).
+    Exact.  Information only where other members of the same list got a gradient (an expert that was not routed to),
+    and for no more than ``idle`` backward passes.
     """
     view = evidence.view
     for key, records in _grouped(evidence, "unused").items():
@@ -154,10 +199,12 @@ def _in_sequence(view: FlowView, used: dict[int, set[str]]) -> bool:
 def _unused(evidence: Evidence, key: str | None, records: list[ParameterRecord], *, idle: bool) -> Finding:
     view = evidence.view
     names = tuple(record.name for record in records)
+    long = idle and len(evidence.views) >= evidence.thresholds.idle
     node = None if key is None else view.nodes[key]
     if node is None:
         message = f"{listed(names)} took no part in this forward"
         message += "; another input may use it (an idle member of a list, a branch that was not taken)" if idle else ""
+        message += f", but none of {len(evidence.views)} did" if long else ""
         mend = "use the module, delete it, or freeze it (requires_grad_(False)); under data parallelism it is an error"
     elif any(site.measured for site in view.sites[node.key]):
         message = f"{view.source_words(node.key)} got a gradient, but doesn't use {listed(names)}"
@@ -165,7 +212,8 @@ def _unused(evidence: Evidence, key: str | None, records: list[ParameterRecord],
     else:
         message = f"what comes of {view.source_words(node.key)} is dropped or copied: {listed(names)} get no gradient"
         mend = "use the result in the loss, delete the module, or freeze it (requires_grad_(False))"
-    draft = Draft(evidence, "unused", "info" if idle else "warning", message, mend, {"parameters": len(names)})
+    severity = "info" if idle and not long else evidence.at_most("warning")
+    draft = Draft(evidence, "unused", severity, message, mend, {"parameters": len(names)})
     return draft.at(node, parameter=names[0], affected=names, confidence="exact")
 
 

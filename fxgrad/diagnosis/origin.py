@@ -10,6 +10,7 @@ from typing import Literal
 
 from fxgrad.diagnosis.causes import Cause, cause_of
 from fxgrad.diagnosis.check import Draft, Evidence, LackingError, listed, number
+from fxgrad.diagnosis.spoilt import spoilt_by_step
 from fxgrad.diagnosis.view import FlowView
 from fxgrad.schema import Edge, Finding, Severity, Site, Statistics
 
@@ -39,14 +40,16 @@ def may_be_bad(statistics: Statistics | None) -> bool:
 
 
 def nonfinite(evidence: Evidence) -> Iterable[Finding]:
-    """Findings of the first flow that has a non-finite gradient, parameter or harmful value.
+    """Findings of the first flow that has a non-finite gradient, parameter or harmful value, or a step that made one.
 
-    Formula (per node): blamed in the forward pass is a node with finite inputs and a non-finite output; in the backward
-    pass one whose outputs got a finite gradient and that sends back a non-finite part.  Infinite values that were
-    written on purpose (masks, buffers with -inf) count as finite.
+    Blamed in the forward pass is a node with finite inputs and a non-finite output; in the backward pass one whose
+    outputs got a finite gradient and that sends back a non-finite part.  Infinite values that were written on purpose
+    (masks, buffers with -inf) count as finite.
     """
     for view in evidence.views:
         found = list(_Origin(evidence, view).findings())
+        if all(finding.severity == "info" for finding in found):
+            found += spoilt_by_step(evidence, view)
         if any(finding.severity != "info" for finding in found) or (found and view is evidence.view):
             return found
     if all(view.flow.event.level == "norm" for view in evidence.views) and any(
@@ -262,10 +265,8 @@ class _Origin:
     # ---- words -----------------------------------------------------------------------------------------------------
 
     def _at_forward(self, place: _Place) -> Finding:
-        cause = self._cause(place)
-        value = place.statistics
-        node = self.view.nodes[place.key]
-        given = self._given(place.key)
+        cause, value = self._cause(place), place.statistics
+        node, given = self.view.nodes[place.key], self._given(place.key)
         if node.op == "placeholder":
             message = f"the model's input {node.target} holds NaN or Inf: {self._counts(value)}"
             why, mend = "", "look at the data: find the sample, and clean or skip it"
@@ -279,8 +280,7 @@ class _Origin:
                         confidence="exact")  # fmt: skip
 
     def _at_backward(self, place: _Place) -> Finding:
-        cause = self._cause(place)
-        statistics = place.statistics
+        cause, statistics = self._cause(place), place.statistics
         words = "Inf" if statistics is not None and not (statistics.nan_count or isnan(statistics.l2_norm)) else "NaN"
         counts = self._counts(statistics)
         message = f"{self.view.source_words(place.key)} turned a finite gradient into {words}: {counts}"

@@ -10,13 +10,12 @@ from fxgrad.diagnosis.check import Draft, Evidence, LackingError, listed, number
 from fxgrad.diagnosis.kinds import WEIGHTED
 from fxgrad.diagnosis.precision import seeds_of
 from fxgrad.diagnosis.view import FlowView
-from fxgrad.diagnosis.weights import main_weight, scale
-from fxgrad.schema import Finding, Node, ParameterRecord, Site
+from fxgrad.diagnosis.weights import main_weight
+from fxgrad.schema import Finding, Node, ParameterRecord, Severity, Site
 
 _WINDOW = 100  # flows that a spike is compared with
 _MAD = 1.4826  # makes the median absolute deviation a standard deviation for normal noise
 _USUAL = 20  # steps over which the size of updates is judged
-_FELL = 0.1  # of its first norm: below it a small gradient is a fit, no fault
 
 
 def total_norm(view: FlowView) -> float | None:
@@ -54,6 +53,19 @@ def spike(evidence: Evidence) -> Iterator[Finding]:
         yield _spike(evidence, *worst)
 
 
+def same_inputs(before: FlowView, view: FlowView) -> bool:
+    """Whether the model was given the same values in two steps, as far as their statistics tell."""
+    given = [[site.value for n in v.flow.nodes if n.op == "placeholder" for site in v.sites[n.key]]
+             for v in (before, view)]  # fmt: skip
+    return bool(given[0]) and all(value is not None for value in given[0]) and given[0] == given[1]
+
+
+def _below_first(evidence: Evidence, at: int) -> bool:
+    """Whether the gradient is smaller than in the first flow all the same: a fit that swings around its end."""
+    first, now = total_norm(evidence.views[0]), total_norm(evidence.views[at])
+    return first is not None and now is not None and now < first
+
+
 def _spike(evidence: Evidence, rise: float, score: float, at: int) -> Finding:
     view = evidence.views[at]
     before = evidence.views[max(0, at - _WINDOW) : at]
@@ -73,149 +85,16 @@ def _spike(evidence: Evidence, rise: float, score: float, at: int) -> Finding:
         jump, node = max(jumps, key=lambda item: item[0])
         message += f"; the gain of {view.source_words(node.key)} rose {number(jump)} times"
         numbers["gain_factor"] = jump
-    else:
-        message += "; no operation changed its gain: suspect the batch, the labels or the loss"
     mend = "clip the gradient norm, skip or look at this batch, lower the learning rate or warm up longer"
-    draft = Draft(evidence, "spike", "warning", message, mend, numbers)
+    severity: Severity = "warning"
+    if same_inputs(evidence.views[at - 1], view):
+        message += "; the inputs are those of the step before: it is the steps that overshoot, or the targets changed"
+        mend = "lower the learning rate or clip the gradient norm; with Adam, a smaller beta2 follows faster"
+        severity = "info" if _below_first(evidence, at) else "warning"
+    elif not jumps:
+        message += "; no operation changed its gain: suspect the batch, the labels or the loss"
+    draft = Draft(evidence, "spike", severity, message, mend, numbers)
     return draft.at(node, view=view, confidence="several steps")
-
-
-# ---- the optimizer -------------------------------------------------------------------------------------------------
-
-
-def _matrix(record: ParameterRecord) -> bool:
-    return len(record.shape) > 1
-
-
-def update_size(evidence: Evidence) -> Iterator[Finding]:
-    """l2 norm of a step's change over that of the parameter; matrices only, weights that are small on purpose left out.
-
-    Without an optimizer, what the norms of a parameter in two forward calls differ by is a lower bound of its change.
-
-    Source: update ratio of about 1e-3 (Karpathy); SageMaker Debugger's WeightUpdateRatio.
-    """
-    told = [v for v in evidence.views if any(r.update is not None for r in v.flow.parameters)]
-    if not told and (len(evidence.views) < 2 or not evidence.view.flow.event.values):  # noqa: PLR2004  # before and after
-        message = "no optimizer was given to watch (optimizer=), or it has not stepped yet"
-        raise LackingError(message)
-    throttle = evidence.thresholds.throttle
-    for number_, view in enumerate(evidence.views):
-        after = evidence.views[number_ + 1] if number_ + 1 < len(evidence.views) else None
-        ratios = {r.name: _ratio(r, throttle) or _least_ratio(r, after, throttle) for r in view.flow.parameters}
-        large = {name: ratio for name, ratio in ratios.items() if ratio > evidence.thresholds.update_large}
-        if large:
-            yield _large(evidence, view, large)
-            return
-    yield from _unusual(evidence, told)
-
-
-def _ratio(record: ParameterRecord, throttle: float) -> float:
-    update = record.update
-    if update is None or not _matrix(record) or update.weight_norm <= 0:
-        return 0.0
-    size = scale(record)
-    if size is None:
-        size = update.weight_norm / math.sqrt(record.shape[0])
-    return update.l2_norm / update.weight_norm if size >= throttle else 0.0
-
-
-def _least_ratio(record: ParameterRecord, after: FlowView | None, throttle: float) -> float:
-    """What a parameter changed by at least until the next forward, over its norm."""
-    later = None if after is None else after.parameters.get(record.name)
-    if later is None or record.value is None or later.value is None or not _matrix(record) or record.value.nonfinite:
-        return 0.0
-    norm, size = record.value.l2_norm, scale(record)
-    if size is None or size < throttle or norm <= 0:
-        return 0.0
-    if later.value.nonfinite:
-        return 0.0  # whatever made it so is told by ``nonfinite``
-    return abs(later.value.l2_norm - norm) / norm
-
-
-def _large(evidence: Evidence, view: FlowView, large: dict[str, float]) -> Finding:
-    name = max(large, key=lambda n: large[n])
-    update = view.parameters[name].update
-    numbers = {"ratio": large[name], "parameters": float(len(large))}
-    words = (
-        f"by {number(large[name])} times its norm"
-        if update is not None
-        else f"by at least {number(large[name])} times its norm"
-    )
-    if update is not None and update.learning_rate is not None:
-        numbers["learning_rate"] = update.learning_rate
-        words += f" at a learning rate of {number(update.learning_rate)}"
-    draft = Draft(
-        evidence, "update_size", "error",
-        f"the step behind backward {view.flow.event.backward} changed {name} {words} (usual: 1e-3), "
-        f"{len(large)} {'matrices' if len(large) > 1 else 'matrix'} by more than the norm",
-        "lower the learning rate, clip the gradient norm, or scale targets and loss", numbers,
-    )  # fmt: skip
-    return draft.at(None, view=view, parameter=name, affected=tuple(large), confidence="exact")
-
-
-def _unusual(evidence: Evidence, views: list[FlowView]) -> Iterator[Finding]:
-    limits = evidence.thresholds
-    steps = {view.flow.optimizer.step if view.flow.optimizer is not None else n: view for n, view in enumerate(views)}
-    views = list(steps.values())  # several backward passes may lead to one step
-    if len(views) < _USUAL:
-        return
-    names = [r.name for r in views[-1].flow.parameters if _matrix(r) and r.update is not None]
-    ratios: dict[str, list[float]] = {name: [] for name in names}
-    for view in views[-_USUAL:]:
-        for record in view.flow.parameters:
-            if record.name in ratios and record.update is not None:
-                ratios[record.name].append(_ratio(record, limits.throttle))
-    odd = {
-        n: median(r)
-        for n, r in ratios.items()
-        if r and median(r) > 0 and not limits.update_low <= median(r) <= limits.update_high
-    }
-    if odd:
-        worst = max(odd, key=lambda n: abs(math.log10(odd[n]) + 3))
-        draft = Draft(
-            evidence, "update_size", "info",
-            f"steps change {worst} by {number(odd[worst])} times its norm (median of {_USUAL} steps; usual: 1e-3)",
-            "check the learning rate of its group", {"ratio": odd[worst], "parameters": len(odd)},
-        )  # fmt: skip
-        yield draft.at(None, parameter=worst, affected=tuple(odd))
-
-
-def optimizer_epsilon(evidence: Evidence) -> Iterator[Finding]:
-    """Root mean square of the unscaled gradient below ``epsilon`` times the optimizer's eps, for most matrices.
-
-    Not where the gradient has fallen to a tenth of what the first flow had: a fit that has converged.
-    """
-    view = evidence.view
-    known = [
-        r for r in view.flow.parameters if r.update is not None and r.update.epsilon and _matrix(r) and r.statistics
-    ]
-    if not known:
-        message = "no optimizer with an epsilon was given to watch (optimizer=), or it has not stepped yet"
-        raise LackingError(message)
-    loss_scale = view.flow.event.loss_scale or 1.0
-    small = [r for r in known if _swallowed(r, loss_scale, evidence.thresholds.epsilon)]
-    first, now = total_norm(evidence.views[0]), total_norm(view)
-    converged = first is not None and now is not None and now < _FELL * first
-    # Branches that begin small (LayerScale) have such gradients; of a loss that is too small the head has one as well.
-    order = {r.name: max(map(view.order.__getitem__, view.owners.get(r.name, [])), default=-1) for r in known}
-    last = max(known, key=lambda r: order[r.name])
-    if len(small) > evidence.thresholds.epsilon_share * len(known) and not converged:
-        worst = min(small, key=lambda r: r.rms or 0.0)
-        epsilon = (worst.update.epsilon if worst.update is not None else None) or 0.0
-        draft = Draft(
-            evidence, "optimizer_epsilon", "warning" if last in small else "info",
-            f"the gradient of {worst.name} has rms {number((worst.rms or 0.0) / loss_scale)}, the optimizer's eps is "
-            f"{number(epsilon)}: steps shrink, for {len(small)} of {len(known)} matrices",
-            "lower eps (1e-12 to 1e-15), or undo the factor that makes the loss so small",
-            {"rms": (worst.rms or 0.0) / loss_scale, "epsilon": epsilon, "parameters": len(small)},
-        )  # fmt: skip
-        yield draft.at(None, parameter=worst.name, affected=tuple(r.name for r in small))
-
-
-def _swallowed(record: ParameterRecord, loss_scale: float, times: float) -> bool:
-    epsilon = record.update.epsilon if record.update is not None else None
-    rms = (record.rms or 0.0) / loss_scale
-    return epsilon is not None and 0 < rms < times * epsilon
 
 
 # ---- the loss ------------------------------------------------------------------------------------------------------
@@ -231,10 +110,15 @@ def loss_seed(evidence: Evidence) -> Iterator[Finding]:
     if seeds and all(site.statistics is not None and site.statistics.all_zero for site in seeds):
         alone = len(evidence.views) == 1
         lasting = all(s.statistics is not None and s.statistics.all_zero for v in evidence.recent for s in seeds_of(v))
+        met = view.flow.event.margins_met
+        why = "; the loss is exactly 0, as where every margin is met (triplet, hinge, ranking)" if met else ""
         draft = Draft(
-            evidence, "loss_seed", "warning" if alone or (evidence.several and lasting) else "info",
-            f"the gradient that the loss sends to the model's output {seeds[0].id} is zero all over: nothing is learnt",
-            "look at the loss: every label ignored or masked, a softmax over one class, a margin that all samples meet",
+            evidence, "loss_seed", "warning" if (alone and not met) or (evidence.several and lasting) else "info",
+            f"the gradient that the loss sends to the model's output {seeds[0].id} is zero all over: nothing is learnt"
+            + why,
+            "nothing, where it is one batch; otherwise harder samples (mining) or a larger margin" if met
+            else "look at the loss: a margin that every sample meets (triplet, hinge), every label ignored or masked, "
+            "a softmax over one class",
             {"outputs": len(seeds)},
         )  # fmt: skip
         yield draft.at(None, affected=tuple(r.name for r in view.flow.parameters if r.statistics is not None))

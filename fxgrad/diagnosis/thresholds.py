@@ -41,6 +41,10 @@ class Thresholds:
             spike, and the steps that the median needs.
         update_large: change of a parameter over its norm in one step.
         update_low, update_high: usual range of that over many steps.
+        update_lost: share of a parameter's entries that stay as they are in float16 or bfloat16.
+        decay: share of a matrix that a step takes away by weight decay.
+        shrink: cosine between what a step takes away and the matrix from which on it does little else.
+        idle: steps that a GradScaler skips, all of them, or that bring a member of a list no input.
         epsilon: factor over the optimizer's epsilon below which the root mean square of a gradient is swallowed.
         epsilon_share: share of weights for which that must be so.
         seed_low, seed_high: usual range of the root mean square of the gradient at the outputs, loss scale divided out.
@@ -83,6 +87,10 @@ class Thresholds:
     update_large: float = 1.0
     update_low: float = 1e-5
     update_high: float = 1e-1
+    update_lost: float = 0.8
+    decay: float = 0.05
+    shrink: float = 0.7
+    idle: int = 10
     epsilon: float = 10.0
     epsilon_share: float = 0.5
     seed_low: float = 1e-6
@@ -101,7 +109,7 @@ class Thresholds:
             if isinstance(value, bool) or not isinstance(value, (int, float)) or math.isnan(value):
                 message = f"Thresholds: {field.name} must be a number, but is {value!r}"
                 raise OptionError(message)
-        for name in ("steps", "starved_steps", "spike_steps"):
+        for name in ("steps", "starved_steps", "spike_steps", "idle"):
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
                 message = f"Thresholds: {name} must be a whole number of at least 1, but is {value!r}"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from fxgrad.diagnosis.check import Draft, Evidence, LackingError, listed
-from fxgrad.diagnosis.kinds import NORMS, PIECEWISE_CONSTANT, RECTIFIERS, SCALING, SELECTING, WEIGHTED
+from fxgrad.diagnosis.kinds import MARGINS, NORMS, PIECEWISE_CONSTANT, RECTIFIERS, SCALING, SELECTING, WEIGHTED
 from fxgrad.diagnosis.local import is_last, one_entry
 from fxgrad.diagnosis.view import FlowView
 from fxgrad.diagnosis.weights import factor, main_weight, taken
@@ -63,7 +64,7 @@ def zero(evidence: Evidence) -> Iterator[Finding]:
         if found is not None:
             culprit = found.node
             draft = Draft(
-                evidence, "zero", found.severity,
+                evidence, "zero", evidence.at_most(found.severity),
                 f"{evidence.view.source_words(culprit.key)} passes nothing back: the gradient of {listed(hit)} is "
                 f"exactly zero; {found.cause}",
                 found.mend, {"parameters": len(hit), "received": evidence.view.received(node.key) or 0.0},
@@ -87,7 +88,7 @@ def _cancelled(evidence: Evidence) -> Iterator[Finding]:
         last = _meeting(view, {edge.consumer.key for edge, _ in parts})
         if hit:
             draft = Draft(
-                evidence, "zero", "warning",
+                evidence, "zero", evidence.at_most("warning"),
                 f"the parts that the uses of {site.id} send back cancel exactly, up to {view.source_words(last)}: the "
                 f"gradient of {listed(hit)} is exactly zero",
                 "the value is subtracted from itself, or centred over a single entry: check the operands and the batch",
@@ -145,6 +146,7 @@ def _judge(evidence: Evidence, node: Node) -> _Verdict | None:
         (SCALING - {"external"}, _zero_weight),
         (NORMS, _zero_scale),
         ({"softmax"}, _single),
+        (MARGINS, _met),
     ):
         if kind in kinds:
             return judge(evidence, node)
@@ -160,6 +162,28 @@ def _judge(evidence: Evidence, node: Node) -> _Verdict | None:
     return _Verdict("warning", node, "at these values its derivative is zero", mend)
 
 
+_MET = (
+    "every margin is met, so that the loss is 0 for these samples",
+    "nothing to mend: harder samples (mining) or a larger margin bring a gradient again",
+)
+
+
+def _met(evidence: Evidence, node: Node) -> _Verdict:
+    """A loss whose every margin is met: there is nothing left to learn from these samples."""
+    del evidence
+    return _Verdict("info", node, *_MET)
+
+
+def _is_hinge(view: FlowView, node: Node) -> bool:
+    """Whether a rectifier is part of a loss: no weights behind it, and all that comes of it are single numbers."""
+    behind = view.behind(node.key)
+    kind = view.kinds[node.key]
+    if kind not in {"relu", "clamp", "maximum", "max"} or any(view.kinds[k] in WEIGHTED for k in behind):
+        return False
+    ends = [site for key in behind if is_last(view, key) for site in view.sites[key]]
+    return bool(ends) and all(math.prod(site.shape) == 1 for site in ends)
+
+
 def _single(evidence: Evidence, node: Node) -> _Verdict | None:
     """A softmax over single entries; by the shape of a weight always so, else it may be one short sequence."""
     view = evidence.view
@@ -171,7 +195,8 @@ def _single(evidence: Evidence, node: Node) -> _Verdict | None:
     if not always:
         mend = "nothing, where this was a sequence of one entry; otherwise check the dimension of the softmax"
     cause = "a softmax over single entries is 1, whatever its input"
-    return _Verdict("error" if always else "info", node, cause, mend)
+    lasting: Severity = "warning" if evidence.several else "info"
+    return _Verdict("error" if always else lasting, node, cause, mend)
 
 
 def _zero_scale(evidence: Evidence, node: Node) -> _Verdict | None:
@@ -207,10 +232,17 @@ def _zero_factor(evidence: Evidence, node: Node) -> _Verdict | None:
         cause = f"it multiplies by {fixed[0]}, which is zero all over and never changes"
         return _Verdict("error", node, cause, "check the mask: it shuts the branch off for good")
     mend = "nothing to mend where this is an idle branch, a gate that is shut or padding"
-    sole = view.separates(node.key)
-    verdict = _Verdict("warning" if sole else "info", node, "the other factor is zero all over in this step",
+    sole, long = view.separates(node.key), _shut(evidence, node)
+    mend = f"check what shuts it: it was so in all {len(evidence.views)} backward passes" if long else mend
+    verdict = _Verdict("warning" if sole or long else "info", node, "the other factor is zero all over in this step",
                        "check the mask: all that the model computes goes through it" if sole else mend)  # fmt: skip
     return verdict if view.flow.event.values else None
+
+
+def _shut(evidence: Evidence, node: Node) -> bool:
+    """Whether a node let nothing through in any of many flows."""
+    views = evidence.views
+    return len(views) >= evidence.thresholds.idle and all(node in blockers(view) for view in views)
 
 
 def _zero_buffer(view: FlowView, name: str) -> bool:
@@ -258,14 +290,22 @@ def nothing_learnt(evidence: Evidence) -> Iterator[Finding]:
     view = evidence.view
     trained = [r for r in view.flow.parameters if r.statistics is not None]
     arrived = any(view.received(node.key) for node in view.flow.nodes)
+    if any(view.kinds[node.key] in MARGINS for node in blockers(view)[:1]):
+        return  # told already
     if not trained or not arrived or not all(r.statistics is not None and r.statistics.all_zero for r in trained):
         return
     node = next(iter(blockers(view)), None)
     where = "before it reaches a parameter" if node is None else f"at {view.source_words(node.key)}"
+    why, mend = (
+        "",
+        ("look at the inputs of that operation: all of them lie where its derivative is zero, in this batch at least"),
+    )
+    hinge = node is not None and _is_hinge(view, node)
+    if hinge:
+        why, mend = f"; {_MET[0]}", _MET[1]
     draft = Draft(
-        evidence, "zero", "warning", f"every parameter's gradient is exactly zero: it ends {where}",
-        "look at the inputs of that operation: all of them lie where its derivative is zero, in this batch at least",
-        {"parameters": len(trained)},
+        evidence, "zero", "info" if hinge else evidence.at_most("warning"),
+        f"every parameter's gradient is exactly zero: it ends {where}{why}", mend, {"parameters": len(trained)},
     )  # fmt: skip
     path = () if node is None else view.way_back(node.key)
     yield draft.at(node, path=path, affected=tuple(r.name for r in trained))

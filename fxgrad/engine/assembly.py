@@ -23,6 +23,7 @@ from fxgrad.schema import (
     EventInfo,
     GradientFlow,
     Level,
+    Node,
     ParameterRecord,
     Reason,
     Rewritten,
@@ -32,6 +33,7 @@ from fxgrad.schema import (
 
 #: Stands for the output position of a blind spot that is no output: what happens inside of an external node.
 INSIDE = "(inside)"
+_UNWRITTEN = frozenset({"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "empty_permuted"})
 _CUTS = frozenset({"detach", "detach_", "data"})
 
 
@@ -62,6 +64,7 @@ def assemble(kept: Kept, loss: str, level: Level) -> GradientFlow:
             values=forward is not None,
             accumulating=recording.accumulating,
             failed=failure_of(kept),
+            differentiated=recording.differentiated,
         ),
         buffers=() if forward is None else _buffers(forward.buffers, measured.state[len(parameters) :]),
     )
@@ -124,7 +127,7 @@ class _Sites:
             statistics=self.statistics(number),
             derived_from=None if source is None else self.plan.site_id(source),
             rewritten=self._rewritten(number),
-            value=self.values.get(number),
+            value=None if _is_unwritten(self.plan.nodes[spec.call]) else self.values.get(number),
             activity=self.activity.get(number),
             channels=self.channels.get(number),
         )
@@ -337,6 +340,11 @@ def _parameters(
             rewritten=rewritten.get(id(parameter)),
         ))  # fmt: skip
     return tuple(records)
+
+
+def _is_unwritten(node: Node) -> bool:
+    """Whether a node returns memory that nobody has written to yet: its values say nothing."""
+    return node.key.rpartition("/")[2].partition("#")[0] in _UNWRITTEN
 
 
 def _buffers(buffers: Sequence[tuple[str, Tensor]], values: Sequence[Statistics | None]) -> tuple[BufferRecord, ...]:

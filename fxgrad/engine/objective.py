@@ -13,6 +13,8 @@ from fxgrad.capture.captured import Plan
 from fxgrad.errors import ModelError, NothingToDifferentiateError
 from fxgrad.torch_support.structure import tensors_in
 
+_CUT_OFF = ("Relu", "Clamp", "Maximum", "MaxBackward", "Threshold", "Margin")  # nodes of autograd
+_LOSS = 200  # nodes that a loss behind the model may have to be looked through
 _SEED = 20240229  # of the random direction that stands in for a loss; any fixed number would do
 
 
@@ -70,6 +72,28 @@ def check_loss(scalar: Any, name: str) -> None:
             "all parameters are frozen, the output is detached, or the model ran under no_grad."
         )
         raise NothingToDifferentiateError(message)
+
+
+def margins_met(scalar: Tensor, output: Any) -> bool:
+    """Whether a loss is exactly 0, and something between it and the model's output cuts off below a margin."""
+    try:
+        if float(scalar.detach()) != 0:
+            return False
+    except (RuntimeError, NotImplementedError):  # meta and fake tensors have no values
+        return False
+    own = [tensor.grad_fn for _, tensor in tensors_in(output)]
+    queue, seen = [scalar.grad_fn], list(own)
+    while queue:
+        node = queue.pop()
+        if node is None or any(node is one for one in seen):
+            continue
+        seen.append(node)
+        if any(word in node.name() for word in _CUT_OFF):
+            return True
+        queue += [following for following, _ in node.next_functions]
+        if len(seen) > _LOSS:
+            return False
+    return False
 
 
 @contextmanager

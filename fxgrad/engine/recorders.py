@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from fxgrad.capture.modules import ModuleMap
 from fxgrad.courses.known import Observer
+from fxgrad.courses.ways import FOLLOWED, Ways
 from fxgrad.probes.recording import Recording
 from fxgrad.record.library import Patience, reason
 from fxgrad.record.parameters import ParameterHooks
@@ -30,6 +31,7 @@ class Recorders:
         self._options = options
         self._patience = Patience()
         self._native: Observer | None = None
+        self._ways: Ways | None = None
         self._reason = ""
         self._read_at = -_AGAIN
 
@@ -43,6 +45,7 @@ class Recorders:
         if found is not None:
             edges = options.sites == "edge"
             self._native = Observer(found, self._modules, options.level, edges=edges)
+            self._ways = Ways(found, self._modules, options.level)
             self._parameters.use(found, options.level)
             self._modules.use(found)
 
@@ -61,6 +64,18 @@ class Recorders:
             self._native.trained = self._parameters.trained
         why = self._unwanted() or self._unfit(recording)
         return (self._native, "every operator was that of a known course") if why is None else (None, why)
+
+    def ways(self, recording: Recording, *, observe: bool) -> tuple[Ways | None, str]:
+        """The known ways for a call under rewrite rules, or why the Python recorder does it."""
+        why = self._unwanted()
+        if why is None and self._ways is None:
+            why = self._why()
+        if why is None and compiled_autograd_on():
+            why = "compiled autograd knows Python hooks only"
+        if why is None and self._ways is not None:
+            why = self._ways.refuses(recording.rewriting.rules)
+            why = why or (self._ways.refuses_to_observe(recording) if observe else None)
+        return (self._ways, FOLLOWED) if why is None else (None, why)
 
     def rename(self, recording: Recording) -> None:
         """Before a flow is read: name a call that left the known courses as well as can be by now."""
@@ -83,8 +98,6 @@ class Recorders:
     def _unfit(self, recording: Recording) -> str | None:
         if self._native is None:
             return self._why()
-        if recording.rewriting is not None:
-            return "rewrite rules act where Python hooks are"
         if recording.values is not None and self._options.channels:
             return "channels are measured where Python hooks are"
         if compiled_autograd_on():

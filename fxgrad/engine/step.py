@@ -17,6 +17,7 @@ from fxgrad.capture.captured import Plan
 from fxgrad.capture.eager import Session
 from fxgrad.capture.modules import ModuleMap
 from fxgrad.courses.values import finished
+from fxgrad.courses.ways import Given
 from fxgrad.engine.assembly import assemble
 from fxgrad.engine.forward_values import accumulating, begin
 from fxgrad.engine.recorders import Recorders
@@ -128,6 +129,8 @@ class Engine:
 
     def _record(self, recording: Recording, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the forward under the recorder for this call, which sets ``recording.plan`` and ``recording.report``."""
+        if recording.rewriting is not None:
+            return self._rewritten(recording, args, kwargs)
         observer, reason = self._recorders.choose(recording)
         if observer is None:
             return self._run_python(recording, args, kwargs, reason)
@@ -156,6 +159,19 @@ class Engine:
         recording.report = self._report("eager", "native", reason)
         return result
 
+    def _rewritten(self, recording: Recording, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a call under rewrite rules."""
+        ways, reason = self._recorders.ways(recording, observe=recording.number >= 0)
+        if ways is None:
+            result = self._run_python(recording, args, kwargs, reason)
+        else:
+            given = Given(self.forward, args, kwargs, self._names)
+            result, left = ways.run(recording, given, self._previous)
+            self._previous = recording.plan
+            recording.report = self._report("eager", "python" if left else "native", left or reason)
+        recording.rewriting.rules.capture = recording.report
+        return result
+
     def _run_python(
         self, recording: Recording, args: tuple[Any, ...], kwargs: dict[str, Any], reason: str,
         session: Callable[..., Session] = Session,
@@ -181,6 +197,8 @@ class Engine:
         """The forward has returned."""
         if recording.rewriting is not None:
             recording.rewriting.settle()
+            if recording.slots is not None and recording.sizes is None:  # C++ could not look on
+                recording.plan = None
         if recording.edges is not None and recording.slots is None:
             hook_edges(recording)
         if recording.values is not None:

@@ -15,6 +15,7 @@ from fxgrad.record.recorder import Kept, Recorder
 from fxgrad.record.scaling import Reading, Scales
 from fxgrad.record.updates import Step, Updates
 from fxgrad.schema import GradientFlow, OptimizerFacts
+from fxgrad.torch_support.private import version_of
 
 
 def checked_optimizers(given: Any) -> tuple[Optimizer, ...]:
@@ -70,7 +71,10 @@ class Training:
         self._recorder = recorder
         self.paused = False
         self._scales = None if scaler is None else Scales(scaler)
-        self._optimizers = [Updates(one, lambda: recorder.begun, self._wanted) for one in optimizers]
+        self._optimizers = [
+            Updates(one, lambda: recorder.begun, self._wanted, place) for place, one in enumerate(optimizers)
+        ]
+        self._others = _Others()
         recorder.began = self._began
 
     def _wanted(self) -> bool:
@@ -91,12 +95,19 @@ class Training:
         if not recording.accumulating:
             for one in self._optimizers:
                 one.discard()
+        if self._optimizers:
+            self._others.look(parameters, self._grouped())
+
+    def _grouped(self) -> set[int]:
+        """Ids of the parameters that the optimizers have."""
+        return {id(parameter) for one in self._optimizers for parameter in one.parameters}
 
     def _began(self, event: int) -> None:
-        if self._scales is None:
-            return
         try:
-            self._scales.note(event, self._calls)
+            for one in self._optimizers:
+                one.begins(event)
+            if self._scales is not None:
+                self._scales.note(event, self._calls)
         except Exception:  # noqa: BLE001  # the user's backward must go on; the event has no loss scale then
             self._recorder.began = None
 
@@ -119,16 +130,18 @@ class Training:
         steps = [step for one in self._optimizers if (step := one.of(kept.event)) is not None]
         if position is not None and _thrown_away(readings[position:], steps):
             steps = []
-        skipped = self._skipped(readings, position)
-        token = (*steps, skipped)
+        skipped, asked = self._skipped(readings, position)
+        missing = self._others.among(kept.recording.parameters, self._grouped()) if self._optimizers else ((), ())
+        token = (*steps, skipped, asked, missing)
         if kept.completed is not None and kept.completed[0] == token:
             return kept.completed[1]
         scale = None if position is None else readings[position].scale
         made = _completed(flow, kept, scale, steps)
         if self._optimizers:
-            number = next((number for step in steps if (number := step.read()[0]) is not None), None)
+            facts = tuple(step.read()[0] for step in steps)
+            number = next((one.number for one in facts if one.number is not None), None)
             word = " + ".join(dict.fromkeys(one.type for one in self._optimizers))
-            made = dataclasses.replace(made, optimizer=OptimizerFacts(word, number, skipped))
+            made = dataclasses.replace(made, optimizer=OptimizerFacts(word, number, skipped, asked, *missing, facts))
         kept.completed = (token, made)
         return made
 
@@ -142,11 +155,37 @@ class Training:
             return ()
         return (*self._scales.read(), self._scales.present(self._calls))
 
-    def _skipped(self, readings: tuple[Reading, ...], position: int | None) -> int:
+    def _skipped(self, readings: tuple[Reading, ...], position: int | None) -> tuple[int, int]:
         if self._scales is None or position is None or not self._optimizers:
-            return 0
+            return 0, 0
         in_kernel = any(one.in_kernel for one in self._optimizers)
         return self._scales.skipped(readings[: position + 2], in_kernel=in_kernel)
+
+
+class _Others:
+    """The trained parameters that no optimizer of the watch has, and which of them something changes all the same."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, tuple[int, int]] = {}  # by name: id of the tensor, how often it had been written to
+        self._moved: set[str] = set()
+
+    def look(self, parameters: Sequence[tuple[int, tuple[str, ...], Tensor]], grouped: set[int]) -> None:
+        """A forward begins: who has been written to since the one before."""
+        for _, names, parameter in parameters:
+            if id(parameter) in grouped or not parameter.requires_grad:
+                continue
+            now = id(parameter), version_of(parameter)
+            before = self._seen.get(names[0], now)
+            if before[0] == now[0] and before != now:  # another tensor under the name was not written to
+                self._moved.add(names[0])
+            self._seen[names[0]] = now
+
+    def among(
+        self, parameters: Sequence[tuple[int, tuple[str, ...], Tensor]], grouped: set[int]
+    ) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Names of those of these parameters, and of those that were changed."""
+        names = tuple(names[0] for _, names, p in parameters if id(p) not in grouped and p.requires_grad)
+        return names, tuple(name for name in names if name in self._moved)
 
 
 def _thrown_away(readings: Sequence[Reading], steps: Sequence[Step]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 from collections.abc import Sequence
 from types import TracebackType
@@ -122,7 +123,7 @@ class Rewrite:
 
     def report(self) -> RewriteReport:
         """What the rules did so far; copies counts and norms to the host, once per device."""
-        return self._state.report()
+        return dataclasses.replace(self._state.report(), capture=self._host.rules.capture)
 
     def remove(self) -> None:
         """Give the model back as it was.  The report stays readable.  May be called twice."""

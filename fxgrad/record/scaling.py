@@ -71,8 +71,8 @@ class Scales:
         scale = loss_scale_of(self.scaler) if self.scaler.is_enabled() else None
         return Reading(-1, calls, None if scale is None else float(scale))
 
-    def skipped(self, readings: tuple[Reading, ...], *, in_kernel: bool) -> int:
-        """Steps that were skipped among the last ``ASKED`` that the scaler was asked for, between these readings.
+    def skipped(self, readings: tuple[Reading, ...], *, in_kernel: bool) -> tuple[int, int]:
+        """How many steps were skipped, and among how many: the last, at most ``ASKED``, between these readings.
 
         A skipped step is one that never comes to the optimizer, and after which the scale is smaller by the scaler's
         backoff factor.  ``in_kernel``: calls of the optimizer include those that its fused kernel skips.
@@ -85,6 +85,6 @@ class Scales:
                 skips = max(1, round(math.log(before.scale / after.scale) / backoff))
             here = max(steps, skips) if in_kernel else steps + skips
             if asked + here > ASKED:
-                return total + min(skips, ASKED - asked)
+                return total + min(skips, ASKED - asked), ASKED
             asked, total = asked + here, total + skips
-        return total
+        return total, asked

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import warnings
+import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,66 +14,11 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from fxgrad.record.changes import Layout, Measured, Settings, joint_norm
 from fxgrad.record.recorder import HISTORY
-from fxgrad.record.statistics import accumulator, write_norm
-from fxgrad.schema import Update
+from fxgrad.schema import StepFacts, Update
 
-_HALF = (torch.float16, torch.bfloat16)
-
-
-_Moved = list[tuple[Tensor, int]]  # a parameter, and the number of its group
-
-
-class _Layout:
-    """Which parameters a step moves, and device memory for their norms; shared by the steps that move the same.
-
-    Attributes:
-        parameters: in the order of the rows.
-        groups: by row, the number of its parameter group.
-    """
-
-    def __init__(self, moved: _Moved) -> None:
-        self.parameters = [parameter for parameter, _ in moved]
-        self.groups = [group for _, group in moved]
-        self._places = [_place(parameter) for parameter, _ in moved]
-        rows: dict[tuple[torch.device, torch.dtype], list[int]] = {}
-        for row, place in enumerate(self._places):
-            rows.setdefault(place, []).append(row)
-        self._buffers = [
-            (here, torch.zeros(len(here), 2, dtype=dtype, device=device)) for (device, dtype), here in rows.items()
-        ]
-        self._slots: dict[int, tuple[Tensor, ...]] = {
-            row: slot.unbind() for here, buffer in self._buffers for row, slot in zip(here, buffer, strict=True)
-        }
-
-    def fits(self, moved: _Moved) -> bool:
-        """Whether a step moves the same parameters, of the same kind."""
-        if len(moved) != len(self.parameters):
-            return False
-        known = zip(self.parameters, self.groups, self._places, strict=True)
-        return all(
-            parameter is its and group == its_group and _place(parameter) == place
-            for (parameter, group), (its, its_group, place) in zip(moved, known, strict=True)
-        )
-
-    def copies(self) -> list[Tensor]:
-        """The parameters as they are now; their norms are written down."""
-        copies = []
-        for row, parameter in enumerate(self.parameters):
-            copies.append(parameter.detach().clone())
-            write_norm(copies[-1], self._slots[row][0])
-        return copies
-
-    def changes(self, copies: list[Tensor]) -> list[tuple[list[int], Tensor]]:
-        """The norms of ``copies``, and of what has happened to the parameters since; the copies are used up."""
-        for row, (parameter, copy) in enumerate(zip(self.parameters, copies, strict=True)):
-            wide = copy.to(torch.float32) if copy.dtype in _HALF else copy
-            write_norm(wide.sub_(parameter.detach()), self._slots[row][1])
-        return [(rows, buffer.clone()) for rows, buffer in self._buffers]
-
-
-def _place(values: Tensor) -> tuple[torch.device, torch.dtype]:
-    return values.device, accumulator(values.dtype)
+_ASKED = 4  # parameters that are asked whether their gradient is still in the same memory
 
 
 @dataclass(slots=True, eq=False)
@@ -79,45 +26,94 @@ class Step:
     """One step of one optimizer behind observed backward passes; numbers stay on the device until they are read.
 
     Attributes:
+        optimizer, place: class name, and number among the optimizers of the watch.
         number: of the step, as the host counts them from 0; without those that a fused kernel skipped, see ``skips``.
         first, end: it used the backward events from ``first`` on and before ``end``.
         layout: which parameters it moved.
-        norms: by device and dtype: rows, and the two norms of each, shape (rows, 2): before, and of the change.
-        rates: by parameter group, learning rate and epsilon.
+        measured: what ``Layout.changes`` gave.
+        settings: by parameter group.
+        gradient: l2 norm of what ``.grad`` of the moved parameters held; None where there was none.
+        carried: l2 norms of what ``.grad`` of all its parameters held when these events began; None where unknown.
         found: above 0 where a fused optimizer was told of Inf or NaN, so that its kernel changed nothing; else None.
         skips: how many steps were skipped so up to this one; None where none can have been.
     """
 
+    optimizer: str
+    place: int
     number: int
     first: int
     end: int
-    layout: _Layout
-    norms: list[tuple[list[int], Tensor]]
-    rates: list[tuple[Any, Any]]
+    layout: Layout
+    measured: Measured
+    settings: list[Settings]
+    gradient: Tensor | None = None
+    carried: list[Tensor | float | None] = field(default_factory=list)
     found: Tensor | None = None
     skips: Tensor | None = None
-    _read: tuple[int | None, dict[int, Update]] | None = field(default=None)
+    _read: tuple[StepFacts, dict[int, Update]] | None = field(default=None)
 
-    def read(self) -> tuple[int | None, dict[int, Update]]:
-        """The number of the step (None where its kernel skipped it), and the updates by id of the parameter.
-
-        Copies to the host at the first call.
-        """
+    def read(self) -> tuple[StepFacts, dict[int, Update]]:
+        """What is known of the step, and the updates by id of the parameter.  Copies to the host at the first call."""
         if self._read is None:
             self._read = self._on_host()
         return self._read
 
-    def _on_host(self) -> tuple[int | None, dict[int, Update]]:
-        if self.found is not None and float(self.found) > 0:
-            return None, {}
+    def _on_host(self) -> tuple[StepFacts, dict[int, Update]]:
+        kept = self.found is None or float(self.found) <= 0
         number = self.number - (0 if self.skips is None else int(self.skips))
-        rates = [(_number(rate), _number(epsilon)) for rate, epsilon in self.rates]
+        rates = tuple(_number(one.rate) for one in self.settings)
+        moved = len(self.layout.parameters)
+        gradient = 0.0 if not moved else _number(self.gradient)
+        facts = StepFacts(self.optimizer, self.place, number if kept else None, moved, gradient, self._kept(), rates)
+        return facts, self._updates() if kept else {}
+
+    def _kept(self) -> float | None:
+        """What was carried into the events: 0.0 where it was cleared before one of them, else that of the first."""
+        norms = [_number(norm) for norm in self.carried]
+        if 0.0 in norms:
+            return 0.0
+        return norms[0] if norms else None
+
+    def _updates(self) -> dict[int, Update]:
+        numbers = [(_number(one.rate), _number(one.epsilon), _number(one.decay)) for one in self.settings]
         found: dict[int, Update] = {}
-        for rows, buffer in self.norms:
-            for row, (before, change) in zip(rows, buffer.tolist(), strict=True):
-                rate, epsilon = rates[self.layout.groups[row]]
-                found[id(self.layout.parameters[row])] = Update(change, before, rate, epsilon)
-        return number, found
+        for rows, buffer in self.measured:
+            for row, (before, change, left, lost, active) in zip(rows, buffer.tolist(), strict=True):
+                group = self.layout.groups[row]
+                decays = self.settings[group].decays and not self.layout.parameters[row].is_complex()
+                found[id(self.layout.parameters[row])] = Update(
+                    change, before, *numbers[group],
+                    _cosine(before, change, left) if decays else None,
+                    lost / active if active else None,
+                )  # fmt: skip
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Carried:
+    """What ``.grad`` held when a backward event began, and where in memory, for a few of the parameters."""
+
+    event: int
+    norm: Tensor | float | None
+    places: list[tuple[Tensor, int]]
+
+    def now(self) -> Tensor | float | None:
+        """The norm, where ``.grad`` is that memory still: a backward pass adds to it, an assignment replaces it."""
+        moved = [parameter.grad is not None and _place(parameter.grad) != place for parameter, place in self.places]
+        return 0.0 if moved and all(moved) else self.norm
+
+
+def _place(gradient: Tensor) -> int:
+    """Where its memory begins; 0 where it has none of its own."""
+    return gradient.data_ptr() if type(gradient) is Tensor and gradient.layout is torch.strided else 0
+
+
+def _cosine(before: float, change: float, left: float) -> float | None:
+    """Of what a step took away and the parameter before it, which is what was taken away and what is left."""
+    size = before * change
+    if not math.isfinite(size) or size <= 0:
+        return None
+    return max(-1.0, min(1.0, (change * change + left) / size))
 
 
 class Updates:
@@ -131,10 +127,14 @@ class Updates:
         optimizer: whose hooks are used.
         events: how many backward events have begun.
         wanted: whether anything is observed now.
+        place: its number among the optimizers of the watch.
     """
 
-    def __init__(self, optimizer: Optimizer, events: Callable[[], int], wanted: Callable[[], bool]) -> None:
+    def __init__(
+        self, optimizer: Optimizer, events: Callable[[], int], wanted: Callable[[], bool], place: int = 0
+    ) -> None:
         self.type = type(optimizer).__name__
+        self.place = place
         self.calls = 0
         self.in_kernel = False  # whether a fused kernel decides which steps are skipped
         self._running = False  # whether a step runs that may call the model
@@ -143,10 +143,14 @@ class Updates:
         self._events = events
         self._wanted = wanted
         self._copies: list[Tensor] = []
-        self._rates: list[tuple[Any, Any]] = []
+        self._measures = False  # whether the step that runs is one to be measured
+        self._settings: list[Settings] = []
+        self._gradient: Tensor | None = None
+        self._carried: deque[_Carried] = deque(maxlen=HISTORY)
+        self._optimizer = weakref.ref(optimizer)
         self._found: Tensor | None = None
         self._skips: Tensor | None = None
-        self._layout: _Layout | None = None
+        self._layout: Layout | None = None
         self._failed = False
         # What torch.compile makes of a step must not contain us.
         before, after = map(torch.compiler.disable, (self._before, self._after))
@@ -156,12 +160,29 @@ class Updates:
         """Take the hooks off."""
         for handle in self._handles:
             handle.remove()
-        self._copies = []
+        self._copies, self._measures = [], False
 
     def discard(self) -> None:
         """The gradients so far were thrown away: the next step belongs to what comes."""
         if not self._running:
-            self._first, self._copies = self._events(), []  # copies are left by a step that raised
+            # Copies are left by a step that raised.
+            self._first, self._copies, self._measures = self._events(), [], False
+
+    def begins(self, event: int) -> None:
+        """A backward event begins: what gradients its parameters carry from before."""
+        there = [(p, p.grad) for p in self._grouped() if p.grad is not None]
+        norm = joint_norm([gradient for _, gradient in there]) if there else 0.0
+        self._carried.append(_Carried(event, norm, [(p, place) for p, g in there[:_ASKED] if (place := _place(g))]))
+
+    def _grouped(self) -> Iterator[Tensor]:
+        optimizer = self._optimizer()
+        for group in () if optimizer is None else optimizer.param_groups:
+            yield from group["params"]
+
+    @property
+    def parameters(self) -> list[Tensor]:
+        """All that are in a group of the optimizer now."""
+        return list(self._grouped())
 
     def of(self, event: int) -> Step | None:
         """The step that used this backward event, if it has been taken and was measured."""
@@ -171,13 +192,16 @@ class Updates:
 
     def _before(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         closure = any(map(callable, args[1:])) or callable(kwargs.get("closure"))
-        self._copies, self._running = [], closure
+        self._copies, self._measures, self._running = [], False, closure
         self._note_found(optimizer)
         if not self._wanted() or not (closure or self._events() > self._first):
             return
         try:
             with torch.no_grad():
-                self._rates = [(_kept(group.get("lr")), _kept(group.get("eps"))) for group in optimizer.param_groups]
+                self._settings = [
+                    Settings(*(_kept(group.get(name)) for name in ("lr", "eps", "weight_decay")))
+                    for group in optimizer.param_groups
+                ]
                 moved = [
                     (parameter, number)
                     for number, group in enumerate(optimizer.param_groups)
@@ -185,8 +209,11 @@ class Updates:
                     if parameter.grad is not None or (closure and parameter.requires_grad)
                 ]
                 if self._layout is None or not self._layout.fits(moved):
-                    self._layout = _Layout(moved)
+                    self._layout = Layout(moved)
+                gradients = [parameter.grad for parameter, _ in moved if parameter.grad is not None]
+                self._gradient = joint_norm(gradients) if gradients and not closure else None
                 self._copies = self._layout.copies()
+                self._measures = True
         except Exception as error:  # noqa: BLE001  # the user's step must go on, whatever the parameters are
             self._give_up(error)
 
@@ -203,21 +230,23 @@ class Updates:
         del optimizer, args, kwargs
         number, self.calls = self.calls, self.calls + 1
         first, self._first = self._first, self._events()
-        copies, self._copies, self._running = self._copies, [], False
-        layout = self._layout
-        if not copies or layout is None or self._first == first:
+        copies, measures, layout = self._copies, self._measures, self._layout
+        self._copies, self._measures, self._running = [], False, False
+        if not measures or layout is None or self._first == first:
             return
         try:
             with torch.no_grad():
-                norms = layout.changes(copies)
+                measured = layout.changes(copies, self._settings)
         except Exception as error:  # noqa: BLE001  # as above
             self._give_up(error)
             return
-        step = Step(number, first, self._first, layout, norms, self._rates, self._found, self._skips)
+        carried = [one.now() for one in self._carried if first <= one.event < self._first]
+        step = Step(self.type, self.place, number, first, self._first, layout, measured, self._settings)
+        step.gradient, step.carried, step.found, step.skips = self._gradient, carried, self._found, self._skips
         self.steps.append(step)
 
     def _give_up(self, error: Exception) -> None:
-        self._copies = []
+        self._copies, self._measures = [], False
         if self._failed:
             return
         self._failed = True

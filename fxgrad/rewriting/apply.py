@@ -5,23 +5,24 @@ from __future__ import annotations
 import dataclasses
 import functools
 import weakref
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 from torch import Tensor, nn
 
 from fxgrad.errors import RuleError
 from fxgrad.rewriting.edges import Attaching, Made, edge_words
+from fxgrad.rewriting.hooks import Chain, Entry, LeafChain, Through
 from fxgrad.rewriting.resolving import Resolution, nothing_found
 from fxgrad.rewriting.rule import Rule, apply_through
 from fxgrad.rewriting.state import Bound, State
 from fxgrad.rewriting.tally import Tally
-from fxgrad.schema import Edge, Rewritten, Site
+from fxgrad.schema import CaptureReport, Edge, Rewritten, Site
 from fxgrad.torch_support.leaf_hooks import LeafHooks
 from fxgrad.torch_support.private import base_of, current_backward
 
 MARK = "_fxgrad_rewriting"
-_KEPT = 4  # plans whose resolution is kept: train and eval, with and without an optional argument
+_KEPT = 64  # plans whose resolution is kept, as many as the native recorder follows
 _LOST = "the value is changed in place through a view, so that autograd replaced the node that a hook would sit on"
 _NO_GRADIENT = "nothing that the value depends on requires a gradient"
 
@@ -44,6 +45,7 @@ class NodeRules:
         self.backward: int | None = None
         self.done: list[str] = []  # sites rewritten in that backward pass, for error messages
         self.leaves = LeafHooks(LeafChain)
+        self.capture: CaptureReport | None = None  # of the latest call
 
     def add(self, state: State) -> None:
         """Take in the rules of a rewrite, behind those that are there."""
@@ -96,68 +98,13 @@ class NodeRules:
         self.done.append(site)
 
 
-class Entry:
-    """A site in a chain; the number may be set later (reentrant checkpointing)."""
-
-    __slots__ = ("index",)
-
-    def __init__(self, index: int) -> None:
-        self.index = index
-
-
-class Chain:
-    """The tensor hook of one value: its sites, that of the latest call first, as the backward pass comes to them."""
-
-    __slots__ = ("entries", "leaf", "run")
-    __torch_unserializable__ = True
-
-    def __init__(self, run: Pass, entry: Entry) -> None:
-        self.run = run
-        self.entries = [entry]
-        self.leaf = False
-
-    def __call__(self, gradient: Tensor) -> Tensor | None:
-        """The gradient after observation and rules; None where no rule changed it."""
-        recording = self.run.recording
-        own = not self.leaf or recording.task == current_backward() or not recording.computed
-        return self.run.gradient(self.entries, gradient, observe=own)
-
-
-class LeafChain:
-    """The one hook of a leaf tensor: the rules act once, as in the latest forward call that took it."""
-
-    __slots__ = ("chain",)
-    __torch_unserializable__ = True
-
-    def __init__(self) -> None:
-        self.chain: Chain | None = None
-
-    def __call__(self, gradient: Tensor) -> Tensor | None:
-        """The gradient after the rules."""
-        return None if self.chain is None else self.chain(gradient)
-
-
-class Through:
-    """The hook on an autograd node, for rules that act on what a call passes back."""
-
-    __slots__ = ("entry", "run", "unfit")
-    __torch_unserializable__ = True
-
-    def __init__(self, run: Pass, entry: Entry, unfit: str) -> None:
-        self.run = run
-        self.entry = entry
-        self.unfit = unfit  # why this node does not stand for the call; empty where it does
-
-    def __call__(self, passed: tuple[Tensor | None, ...], received: tuple[Tensor | None, ...]) -> Any:
-        """What the call passes back instead; None where no rule acts."""
-        return self.run.passed_back(self, passed, received)
-
-
 class Pass:
     """The rules during one forward call and its backward passes.
 
     Attributes:
         fired: whether a gradient has come.
+        seen: whether a value has a hook of the native recorder, which observes it; None where hooks are Python's.
+        own: sites that Python observes.
     """
 
     def __init__(self, rules: NodeRules, recording: Any, *, observing: bool) -> None:
@@ -165,6 +112,8 @@ class Pass:
         self.recording = recording
         self.observing = observing
         self.fired = False
+        self.seen: Callable[[Tensor], bool] | None = None
+        self.own: set[int] = set()
         self._through = rules.through
         self._table: dict[int, tuple[Bound, ...]] | None = None
         self._after: dict[int, int] = {}
@@ -181,7 +130,9 @@ class Pass:
 
     def put(self, value: Tensor, index: int) -> Entry:
         """Put the hook of site ``index`` on ``value``.  A value that has one gets its further site in front of it."""
-        entry = Entry(index)
+        entry = Entry(index, own=self.seen is None or index < 0 or value.is_leaf or not self.seen(value))
+        if entry.own and not value.is_leaf:
+            self.own.add(index)
         if self._unneeded(index):
             return entry
         node = value.grad_fn
@@ -191,6 +142,9 @@ class Pass:
         known = self._chains.get(key)
         if known is not None and known[0]() is value and known[1] is node:
             known[2].entries.insert(0, entry)  # a call that returned the very tensor that it was given
+            for one in known[2].entries:  # what one passes on is what comes to the next
+                one.own = True
+                self.own.add(one.index)
             return entry
         chain = Chain(self, entry)
         if node is None and value.is_leaf:
@@ -204,6 +158,13 @@ class Pass:
         chains = self._chains
         self._chains[key] = (weakref.ref(value, lambda _: chains.pop(key, None)), node, chain)
         return entry
+
+    def sites_at(self, value: Tensor) -> list[int]:
+        """The sites whose hook a value has, as it is now."""
+        known = self._chains.get(id(value))
+        if known is None or known[0]() is not value or known[1] is not value.grad_fn:
+            return []
+        return [entry.index for entry in known[2].entries]
 
     def _unfit(self, value: Tensor, node: Any) -> str:
         """Why the autograd node of a value does not stand for the call that returned it; empty where it does."""
@@ -322,7 +283,7 @@ class Pass:
             index = entry.index
             if index < 0:
                 continue
-            if observe:
+            if observe and entry.own:
                 self.recording.sink.observe(self.recording, index, result)
             bound = table.get(index)
             if bound is not None:

@@ -231,6 +231,13 @@ def _is_end(end: End | None, node: Node, sites: Iterable[Site], around: Surround
     return any(end.matches(site, around) for site in listed)
 
 
+def asks_python(where: Any) -> bool:
+    """Whether a selection has a predicate of the user's, which may look at anything."""
+    if getattr(where, "predicate", None) not in (None, is_relu):  # ours looks at the node and its module's class only
+        return True
+    return isinstance(where, Edges) and any(asks_python(end) for end in (where.producer, where.consumer))
+
+
 def _end_words(end: End) -> str:
     return end.words if isinstance(end, (Nodes, Outputs)) else pattern_words(end)
 

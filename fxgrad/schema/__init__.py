@@ -29,7 +29,7 @@ from fxgrad.schema.records import (
 )
 from fxgrad.schema.rewriting import NotRewritten, RewriteReport, RuleRecord
 from fxgrad.schema.statistics import Statistics
-from fxgrad.schema.values import Activity, BufferRecord, ChannelSums, Constant, OptimizerFacts, Update
+from fxgrad.schema.values import Activity, BufferRecord, ChannelSums, Constant, OptimizerFacts, StepFacts, Update
 from fxgrad.schema.words import REASONS, FrontEnd, Level, NormWord, Reason, SiteKind
 
 __all__ = [
@@ -69,5 +69,6 @@ __all__ = [
     "Site",
     "SiteKind",
     "Statistics",
+    "StepFacts",
     "Update",
 ]

@@ -36,6 +36,11 @@ RULES: Mapping[str, str] = {
     "unused": "parameters take no part in the forward pass",
     "update_size": "a step moved a parameter by too much or too little",
     "optimizer_epsilon": "gradients are so small that the optimizer's epsilon swallows them",
+    "optimizer_misses": "parameters with gradients are in no group of the optimizer",
+    "optimizer_idle": "the optimizer moves nothing",
+    "zero_grad_missing": "gradients are never cleared between steps",
+    "update_lost": "steps are too small for the dtype of the parameters and get lost",
+    "weight_decay": "weight decay eats the weights",
     "loss_seed": "the gradient was out of range already when it entered the model",
     "symmetry": "all units of a layer get the same gradient",
 }

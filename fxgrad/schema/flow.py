@@ -60,6 +60,10 @@ class EventInfo:
             Gradients are as measured: it is not divided out.
         accumulating: whether parameters had a gradient already when the forward began; None where unknown.
         failed: how the backward pass raised; None for one that ended.  Checks look at flows of those only.
+        differentiated: whether a backward pass through the forward was itself recorded (``create_graph``), as that of a
+            gradient penalty is: what enters linearly has no second derivative, and gets zeros by construction.
+        margins_met: whether the loss was exactly 0 behind a cut-off (triplet, hinge, ranking), so that there is nothing
+            to learn from these samples; known in a one-shot call only, a watch does not see the loss.
     """
 
     backward: int
@@ -71,6 +75,8 @@ class EventInfo:
     loss_scale: float | None = None
     accumulating: bool | None = None
     failed: Failure | None = None
+    differentiated: bool = False
+    margins_met: bool = False
 
 
 class _Judged:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fxgrad.schema.flow import CaptureReport
+
 
 @dataclass(frozen=True, slots=True)
 class RuleRecord:
@@ -46,11 +48,13 @@ class RewriteReport:
         records: one per rule and place, in the order of the rules; places that a rule selects but that no gradient has
             come to yet have ``ran`` 0.
         not_rewritten: where rules cannot act.
+        capture: which recorder ran the latest forward call that had rules at nodes or edges, and why; None before one.
     """
 
     step: int
     records: tuple[RuleRecord, ...]
     not_rewritten: tuple[NotRewritten, ...] = ()
+    capture: CaptureReport | None = None
 
     def of(self, rule: str) -> tuple[RuleRecord, ...]:
         """The records of one rule."""

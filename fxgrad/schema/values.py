@@ -80,29 +80,70 @@ class Update:
     """What one optimizer step did to one parameter.
 
     Attributes:
-        l2_norm: of the change, in the parameter's own unit.
+        l2_norm: of the change, in the parameter's own unit; NaN or Inf where the step left such entries.
         weight_norm: l2 norm of the parameter before the step.
         learning_rate: of its parameter group, None for an optimizer without one.
         epsilon: ``eps`` of its parameter group, None for an optimizer without one.
+        weight_decay: of its parameter group, None for an optimizer without one.
+        shrink: cosine between what the step took away and the parameter before it: 1.0 where the step did nothing but
+            shrink the parameter.  None where it was not measured: learning rate times weight decay below 1e-3.
+        lost: share of the entries with a gradient that did not change, 0 to 1; None where it was not measured: other
+            dtypes than float16 and bfloat16, no entry with a gradient.
     """
 
     l2_norm: float
     weight_norm: float
     learning_rate: float | None
     epsilon: float | None = None
+    weight_decay: float | None = None
+    shrink: float | None = None
+    lost: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepFacts:
+    """One step of one optimizer behind a backward event.
+
+    Attributes:
+        optimizer: its class name.
+        place: its number among the optimizers of the watch, from 0.
+        number: of the step, from 0 since watching began; None where its kernel skipped it.
+        parameters: how many parameters it had a gradient for.
+        gradient_norm: l2 norm over all of them of what ``.grad`` held when the step began, so behind clipping and
+            unscaling; 0.0 where there was none, None where it was not measured.
+        carried_norm: l2 norm over its parameters of what ``.grad`` held already when the first backward pass that it
+            used began; 0.0 where nothing did, or where it was cleared before a later one; None where not measured.
+        learning_rates: of its parameter groups; None in place of one that is no number.
+    """
+
+    optimizer: str
+    place: int
+    number: int | None
+    parameters: int
+    gradient_norm: float | None
+    carried_norm: float | None
+    learning_rates: tuple[float | None, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class OptimizerFacts:
-    """The optimizer of a watch, at one event.
+    """The optimizers of a watch, at one event.
 
     Attributes:
-        type: its class name.
+        type: class name; of several, joined by ``+``.
         step: number of the step that followed the event's backward, from 0 since watching began; None where none has
             been taken yet (in accumulation, or since a GradScaler skipped it).
-        skipped: steps that the scaler has skipped among the last 100 that it was asked for; 0 without a scaler.
+        skipped: steps that the scaler has skipped among the last ``asked`` that it was asked for; 0 without a scaler.
+        asked: steps that the scaler was asked for up to this event, at most 100; 0 without a scaler.
+        missing: the trained parameters that are in no group of the optimizers, by name.
+        moved: those of them that something else has changed since watching began, such as another optimizer.
+        steps: the steps behind this event, one per optimizer that took one.
     """
 
     type: str
     step: int | None = None
     skipped: int = 0
+    asked: int = 0
+    missing: tuple[str, ...] = ()
+    moved: tuple[str, ...] = ()
+    steps: tuple[StepFacts, ...] = ()

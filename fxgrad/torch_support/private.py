@@ -387,6 +387,16 @@ def compiled_autograd_on() -> bool:
     return bool(getattr(sys.modules.get("torch._dynamo.compiled_autograd"), "compiled_autograd_enabled", False))
 
 
+def compiled_code() -> bool:
+    """Whether dynamo has compiled anything in this process since it was last reset.
+
+    ``torch._dynamo.convert_frame.FRAME_COUNTER``: there is no public question.  Where the name is missing, the answer
+    is yes, once dynamo is loaded.
+    """
+    loaded = sys.modules.get("torch._dynamo.convert_frame")
+    return loaded is not None and getattr(loaded, "FRAME_COUNTER", 1) > 0
+
+
 def referenced(tensor: Tensor) -> bool:
     """Whether anything but the caller's two references (a container, a variable) holds a tensor: Python or autograd.
 

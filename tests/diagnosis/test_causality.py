@@ -20,7 +20,7 @@ def test_a_dead_relu_is_the_only_finding_and_names_who_suffers() -> None:
     nn.init.constant_(model[2].bias, -50.0)
     (finding,) = fxgrad.gradient_flow(model, torch.randn(32, 8)).findings
     assert (finding.severity, finding.rule, finding.site) == ("error", "dead", "3")
-    assert set(finding.affected) == {"0.weight", "0.bias", "2.weight", "2.bias"}
+    assert set(finding.affected) == {"0.weight", "0.bias", "2.weight", "2.bias", "4.weight"}
     assert finding.path[:3] == ("3", "2", "1")
 
 

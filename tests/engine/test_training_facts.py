@@ -103,7 +103,8 @@ def test_updates_are_what_the_step_did_and_training_is_the_same(kind: str) -> No
     assert len(watch.history) == 4
     for number, flow in enumerate(watch.history):
         check(flow, want[number], want[number + 1])
-        assert flow.optimizer == fxgrad.schema.OptimizerFacts(type(optimizer).__name__, number, 0)
+        facts = flow.optimizer
+        assert (facts.type, facts.step, facts.skipped) == (type(optimizer).__name__, number, 0)
         update = update_of(flow)
         assert update.learning_rate == pytest.approx(optimizer.param_groups[0]["lr"])
         assert update.epsilon == {"adamw": 1e-6, "adafactor": None}.get(kind, optimizer.param_groups[0].get("eps"))
@@ -205,7 +206,7 @@ def test_the_copies_are_gone_after_the_step() -> None:
         train(model, optimizer, steps=2)
         (updates,) = watch.engine.training._optimizers
         assert updates._copies == []
-        assert all(buffer.numel() == 8 for step in updates.steps for _, buffer in step.norms)
+        assert all(buffer.numel() == 20 for step in updates.steps for _, buffer in step.measured)
 
 
 class Seen(TorchDispatchMode):
@@ -352,7 +353,7 @@ def test_parameters_without_a_norm_do_not_stop_the_step() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with fxgrad.watch(model, optimizer=optimizer) as watch, pytest.MonkeyPatch.context() as patch:
         model(torch.ones(1, 2)).sum().backward()
-        patch.setattr("fxgrad.record.updates.write_norm", lambda *_: 1 / 0)
+        patch.setattr("fxgrad.record.changes.write_norm", lambda *_: 1 / 0)
         with pytest.warns(RuntimeWarning, match="cannot measure what SGD does"):
             optimizer.step()
         with warnings.catch_warnings():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.faults import (
+    always_zero,
     dead,
     detached,
     exploding,
@@ -12,6 +13,8 @@ from tests.faults import (
     healthy_nets,
     healthy_tasks,
     healthy_training,
+    healthy_zeros,
+    optimizer,
     saturated,
     scale,
     training,
@@ -27,6 +30,8 @@ from tests.faults.program import Program, Register
 REGISTERS: tuple[Register, ...] = (
     vanishing.VANISHING, exploding.EXPLODING, scale.SCALE, dead.DEAD, zero.ZERO, saturated.SATURATED,
     detached.DETACHED, detached.UNUSED, underflow.UNDERFLOW, training.TRAINING, traps.TRAPS, healthy.HEALTHY,
+    always_zero.STUCK, always_zero.UNFED, always_zero.CUT, always_zero.SINGLE, always_zero.UNROUTED,
+    optimizer.MISSES, optimizer.IDLE, optimizer.UNCLEARED, optimizer.ROUNDING, optimizer.DECAY, optimizer.SPOILT,
 )  # fmt: skip
 PROGRAMS: tuple[Program, ...] = tuple(program for register in REGISTERS for program in register.programs)
 TRAPS = tuple(program for program in PROGRAMS if program.kind == "traps")
@@ -35,5 +40,6 @@ FAULTS = tuple(program for program in PROGRAMS if program.expect and program.kin
 __all__ = [
     "FAULTS", "HEALTHY", "PROGRAMS", "REGISTERS", "TRAPS",
     # imported for what they register
-    "healthy_layers", "healthy_models", "healthy_nets", "healthy_tasks", "healthy_training", "traps_more", "traps_nets",
+    "healthy_layers", "healthy_models", "healthy_nets", "healthy_tasks", "healthy_training",
+    "healthy_zeros", "traps_more", "traps_nets",
 ]  # fmt: skip

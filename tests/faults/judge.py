@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -54,21 +53,12 @@ def one_shot(built: Built) -> Diagnosis:
 
 
 def history(built: Built) -> Diagnosis:
-    """What is said of a short training run; one without an optimizer of its own clips its gradients to norm 1."""
+    """What is said of a short training run."""
     optimizer = built.optimized()
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    wanted = {"statistics": "full", "sites": "edge", "forward": True, "optimizer": optimizer}
-    known = inspect.signature(fxgrad.watch).parameters
-    options: dict[str, Any] = {name: value for name, value in wanted.items() if name in known}
-    with warnings.catch_warnings(), fxgrad.watch(built.model, **options) as watch:
+    options: dict[str, Any] = {"statistics": "full", "sites": "edge", "forward": True, "scaler": built.scaler}
+    with warnings.catch_warnings(), fxgrad.watch(built.model, optimizer=optimizer, **options) as watch:
         warnings.simplefilter("ignore")
-        for step in range(built.steps):
-            args, loss = built.at(step)
-            optimizer.zero_grad()
-            loss(built.model(*args)).backward()
-            if built.optimizer is None:
-                torch.nn.utils.clip_grad_norm_(parameters, 1.0)  # else the first step ends what explodes
-            optimizer.step()
+        built.train(optimizer)
         return diagnose(watch.history)
 
 

@@ -32,24 +32,46 @@ class Built:
         optimizer: makes the optimizer of the history form; None: SGD with a small step, without momentum.
         steps: how many steps the history form takes.
         batch: ``(args, loss)`` of a step of the history form; None: the same batch in each.
+        loop: the training loop of the history form; None: the usual one.
+        scaler: what the loop scales its losses with.
     """
 
     model: nn.Module
     args: tuple[Any, ...]
     loss: Loss
-    optimizer: Callable[[nn.Module], torch.optim.Optimizer] | None = None
+    optimizer: Callable[[nn.Module], Any] | None = None
     steps: int = 6
     batch: Callable[[int], tuple[tuple[Any, ...], Loss]] | None = None
+    loop: Callable[[Built, Any], None] | None = None
+    scaler: torch.amp.GradScaler | None = None
 
     def at(self, step: int) -> tuple[tuple[Any, ...], Loss]:
         """Arguments and loss of a step."""
         return (self.args, self.loss) if self.batch is None else self.batch(step)
 
-    def optimized(self) -> torch.optim.Optimizer:
-        """The optimizer of the history form."""
+    def loss_at(self, step: int) -> Tensor:
+        """The loss of a step."""
+        args, loss = self.at(step)
+        return loss(self.model(*args))
+
+    def optimized(self) -> Any:
+        """The optimizer of the history form, or a list of several."""
         if self.optimizer is not None:
             return self.optimizer(self.model)
         return torch.optim.SGD([p for p in self.model.parameters() if p.requires_grad], lr=1e-4)
+
+    def train(self, optimizer: Any) -> None:
+        """The history form's run; without an optimizer of its own the gradients are clipped to norm 1."""
+        if self.loop is not None:
+            self.loop(self, optimizer)
+            return
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        for step in range(self.steps):
+            optimizer.zero_grad()
+            self.loss_at(step).backward()
+            if self.optimizer is None:
+                torch.nn.utils.clip_grad_norm_(parameters, 1.0)  # else the first step ends what explodes
+            optimizer.step()
 
 
 @dataclass(frozen=True)

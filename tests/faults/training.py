@@ -140,7 +140,7 @@ def exploding_and_never_clipped():
     return Built(model, (torch.randn(32, 16),), mse(32, 1), sgd(1e-2), 6)
 
 
-@TRAINING("update_size", "nonfinite", "zero", "dead", outside=True, forms=HISTORY)
+@TRAINING("weight_decay", "update_size", "nonfinite", "zero", "dead", outside=True, forms=HISTORY)
 def weight_decay_of_a_thousand():
     """Decay is multiplied by the learning rate; 100 x 0.1 flips every weight to nine times its size, step by step."""
     x = torch.randn(32, 16)

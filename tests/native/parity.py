@@ -75,15 +75,14 @@ def differences(
         if seen is None or known is None:
             found += [f"step {step}: a flow is missing"] if seen is not known else []
             continue
-        found += [
-            f"step {step} ({got.word(step)}): {words}"
-            for words in (new_course if got.new(step) else flow_differences)(seen, known)
-        ]
+        behind = any(map(got.new, range(step)))  # what ``norm`` cannot tell is known a step later
+        words = new_course(seen, known) if got.new(step) else flow_differences(seen, known, levels=not behind)
+        found += [f"step {step} ({got.word(step)}): {one}" for one in words]
     return found, got
 
 
-def flow_differences(got: GradientFlow, want: GradientFlow) -> Iterator[str]:
-    """In which facts two flows of the same step differ."""
+def flow_differences(got: GradientFlow, want: GradientFlow, *, levels: bool = True) -> Iterator[str]:
+    """In which facts two flows of the same step differ; ``levels``: those of the statistics too."""
     mine, theirs = [site.id for site in got.sites], [site.id for site in want.sites]
     if mine != theirs:
         place = next((n for n, pair in enumerate(zip(mine, theirs, strict=False)) if pair[0] != pair[1]), -1)
@@ -95,37 +94,46 @@ def flow_differences(got: GradientFlow, want: GradientFlow) -> Iterator[str]:
                 continue  # what nothing uses keeps the shape of the call that was learnt
             if getattr(one, name) != getattr(other, name):
                 yield f"{one.id}: {name} {getattr(one, name)} instead of {getattr(other, name)}"
-        yield from _statistics(one.id, one.statistics, other.statistics)
+        yield from statistics_differences(one.id, one.statistics, other.statistics, levels=levels)
     for record, known in zip(got.parameters, want.parameters, strict=True):
         if dataclasses.replace(record, statistics=None) != dataclasses.replace(known, statistics=None):
             yield f"parameter {record.name}: {record.reason} instead of {known.reason}"
-        yield from _statistics(f"parameter {record.name}", record.statistics, known.statistics)
+        yield from statistics_differences(
+            f"parameter {record.name}", record.statistics, known.statistics, levels=levels
+        )
     spots, others = set(map(_spot, got.blind_spots)), set(map(_spot, want.blind_spots))
     if spots != others:
         yield f"blind spots: {sorted(spots - others, key=str)} instead of {sorted(others - spots, key=str)}"
     if got.calls != want.calls:
         pairs = [pair for pair in zip(got.calls, want.calls, strict=False) if pair[0] != pair[1]]
         yield f"module calls: {len(got.calls)} and {len(want.calls)}, {pairs[:1]}"
-    yield from _edges(got, want)
+    yield from _edges(got, want, levels=levels)
 
 
 def _spot(spot: Any) -> tuple[Any, ...]:
     return spot.id, spot.reason, spot.detail, spot.cut
 
 
-def _edges(got: GradientFlow, want: GradientFlow) -> Iterator[str]:
+def _edges(got: GradientFlow, want: GradientFlow, *, levels: bool) -> Iterator[str]:
     mine = [(edge.producer, edge.output_position, edge.consumer) for edge in got.edges]
     if mine != [(edge.producer, edge.output_position, edge.consumer) for edge in want.edges]:
         yield f"edges: {len(got.edges)} and {len(want.edges)}"
         return
     for name, one, other in zip(mine, got.edges, want.edges, strict=True):
-        yield from _statistics(f"edge {name}", one.statistics, other.statistics)
+        yield from statistics_differences(f"edge {name}", one.statistics, other.statistics, levels=levels)
 
 
-def _statistics(name: str, got: Statistics | None, want: Statistics | None) -> Iterator[str]:
+def statistics_differences(
+    name: str, got: Statistics | None, want: Statistics | None, *, levels: bool = True
+) -> Iterator[str]:
+    """In which numbers the statistics of one thing differ."""
     if got is None or want is None:
         if got is not want:
             yield f"{name}: {'not ' if got is None else ''}measured"
+        return
+    if not levels and got.level != want.level:
+        if not _close(got.l2_norm, want.l2_norm):
+            yield f"{name}: l2_norm {got.l2_norm} instead of {want.l2_norm}"
         return
     for entry in dataclasses.fields(want):
         mine, theirs = getattr(got, entry.name), getattr(want, entry.name)
@@ -187,13 +195,13 @@ def new_course(got: GradientFlow, want: GradientFlow) -> Iterator[str]:
 
     What its leaf modules returned, and its parameters, are those of the Python recorder; an operator is a node.
     """
-    known = {site.id: site for site in want.sites if site.node.op == "call_module"}
+    known = {site.id: site for site in want.sites if site.node.op == "call_module" and site.measured}
     for site in got.sites:
         if site.id in known:
-            yield from _statistics(site.id, site.statistics, known[site.id].statistics)
+            yield from statistics_differences(site.id, site.statistics, known[site.id].statistics)
     seen = {site.id for site in got.sites}
     quiet = {site.id for site in known.values() if site.derived_from is not None}  # they ran no operator
     for name in sorted(known.keys() - seen - quiet):
         yield f"no site {name}"
     for record, other in zip(got.parameters, want.parameters, strict=True):
-        yield from _statistics(f"parameter {record.name}", record.statistics, other.statistics)
+        yield from statistics_differences(f"parameter {record.name}", record.statistics, other.statistics)

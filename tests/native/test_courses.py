@@ -354,3 +354,22 @@ def test_parameters_can_be_swapped_while_they_are_watched() -> None:
                 assert record.l2_norm == pytest.approx(weight.grad.norm().item(), rel=1e-5)
     finally:
         torch.__future__.set_swap_module_params_on_conversion(before)
+
+
+def test_a_hook_of_the_users_on_a_value_changed_by_item_assignment() -> None:
+    """The place of such a value is first seen where it is used; what arrives there is measured, not what it becomes."""
+
+    class Assigned(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(6, 6)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.fc(x).clone()
+            h[:, :2] = x[:, 2:4]
+            h.register_hook(lambda gradient: gradient * 0.5)
+            return h.flip(1).cumsum(1)
+
+    found, native = acted(Assigned, lambda model, step: train(model, batch(step)))
+    assert found == []
+    assert native.recorders[1:] == ["native"] * 4

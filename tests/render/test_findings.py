@@ -29,7 +29,7 @@ EXPECTED = """\
    confidence: exact
 not checked: spike, underflow: needs several steps
 not checked: update_size: no optimizer was given
-1 error, 1 warning, 1 info; 16 of 19 rules checked"""
+1 error, 1 warning, 1 info; 21 of 24 rules checked"""
 
 
 def shown(diagnosis, width=200, **options) -> str:
@@ -40,7 +40,7 @@ def shown(diagnosis, width=200, **options) -> str:
 
 
 def test_the_list() -> None:
-    assert len(RULES) == 19
+    assert len(RULES) == 24
     assert plain_text(diagnoses.every()) == EXPECTED
     assert str(diagnoses.every()) == EXPECTED
 
@@ -60,8 +60,8 @@ def test_lines_below_a_finding_stay_indented_where_they_wrap() -> None:
 
 
 def test_nothing_found_is_said() -> None:
-    assert plain_text(Diagnosis(())) == "no findings; 19 of 19 rules checked"
-    assert plain_text(diagnoses.diagnosis()).endswith("no findings; 16 of 19 rules checked")
+    assert plain_text(Diagnosis(())) == "no findings; 24 of 24 rules checked"
+    assert plain_text(diagnoses.diagnosis()).endswith("no findings; 21 of 24 rules checked")
 
 
 def test_only_rules_that_were_asked_count_as_checked() -> None:

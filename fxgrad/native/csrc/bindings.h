@@ -9,5 +9,6 @@ void bind_statistics(pybind11::module_& module);
 void bind_record(pybind11::module_& module);
 void bind_observer(pybind11::module_& module);
 void bind_looking(pybind11::module_& module);
+void bind_follower(pybind11::module_& module);
 
 }  // namespace fxgrad

@@ -6,4 +6,5 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   fxgrad::bind_record(module);
   fxgrad::bind_observer(module);
   fxgrad::bind_looking(module);
+  fxgrad::bind_follower(module);
 }

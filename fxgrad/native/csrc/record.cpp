@@ -235,7 +235,9 @@ void LeafHooks::remove(size_t slot, const at::Tensor& leaf) {
 
 void hook_value(const at::Tensor& value, const std::shared_ptr<Record>& record, size_t slot, Level level) {
   const auto& node = value.grad_fn();
-  node->add_tensor_pre_hook(std::make_unique<SiteHook>(record, slot, value.output_nr(), level));
+  // In front of the user's, who may have put some on a value that is first seen where it is used.
+  auto& hooks = node->tensor_pre_hooks();
+  hooks.insert(hooks.begin(), std::make_unique<SiteHook>(record, slot, value.output_nr(), level));
 }
 
 namespace {

@@ -1,0 +1,57 @@
+"""The native observer beside rewrite rules: it measures every value; whoever follows the call says which is which."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from fxgrad.probes.recording import Recording
+from fxgrad.torch_support.structure import tensors_in
+
+
+class Beside:
+    """One call.
+
+    Args:
+        extension: the compiled module.
+        model: its ``Model``, which knows the parameters and no course.
+        level: statistics level, as the extension has it.
+        recording: of the call.
+    """
+
+    def __init__(self, extension: Any, model: Any, level: Any, recording: Recording) -> None:
+        self._recording = recording
+        self._record = extension.Record(recording, level)
+        self.native = extension.Forward(model, self._record, False, False)  # noqa: FBT003  # no names in C++
+        recording.slots = ()  # C++ writes; a rule's hook observes what C++ does not see before it
+        recording.rewriting.seen = self._sees
+
+    def _sees(self, value: Tensor) -> bool:
+        """Whether a value that is no leaf has a hook in C++ by now, which then runs before a rule's."""
+        known: int = self.native.value_of(value)
+        return known >= 0
+
+    def begin(self, inputs: Sequence[tuple[str, Tensor]]) -> None:
+        """Before the forward runs."""
+        self.native.begin("inputs", [tensor for _, tensor in inputs])
+
+    @property
+    def failed(self) -> str:
+        """Why C++ could not look on; empty where it could."""
+        return str(self.native.failed)
+
+    def finish(self, result: Any) -> None:
+        """The forward has returned: its sites are known.  Where C++ could not look on, the call has no flow."""
+        self.native.finish([tensor for _, tensor in tensors_in(result)])
+        recording, native = self._recording, self.native
+        if native.failed:
+            return
+        slots: list[list[int]] = [[] for _ in range(native.values)]
+        own = recording.rewriting.own
+        for value, site in native.noted:
+            if site not in own:
+                slots[value].append(site)
+        recording.slots, recording.sizes = tuple(map(tuple, slots)), self._record.shapes
+        recording.computed = True

@@ -1,0 +1,403 @@
+"""Rewrite rules under the native recorder: known ways of a forward, along which later calls are followed in C++.
+
+A *way* is what the Python recorder writes down of a call: which functions and modules ran, on which values, and what
+they returned.  A later call is compared with the known ways as it runs, and only tensors at which a rule acts get a
+hook.  Where it does something else, the Python recorder takes over at that very place, from the state that it would
+have had: so all names and sites are those that it finds by itself, in every call.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import BuiltinFunctionType, FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.overrides import TorchFunctionMode
+
+from fxgrad.capture.calls import word_of
+from fxgrad.capture.captured import Plan, Ref
+from fxgrad.capture.eager import Session
+from fxgrad.capture.modules import ModuleMap, Place
+from fxgrad.capture.names import METADATA
+from fxgrad.capture.values import Known
+from fxgrad.courses.beside import Beside
+from fxgrad.courses.runs import input_tensors
+from fxgrad.probes.probe import put
+from fxgrad.probes.recording import Recording
+from fxgrad.record.native import LEVELS
+from fxgrad.rewriting.apply import NodeRules
+from fxgrad.rewriting.selection import Nodes, asks_python
+from fxgrad.schema import Level
+from fxgrad.torch_support.private import (
+    compiled_code,
+    remove_global_hook,
+    sequence_number,
+    version_of,
+    without_torch_function,
+)
+from fxgrad.torch_support.structure import tensors_in
+
+FOLLOWED = "every call was that of a known way"
+_MOST = 64  # ways that are kept
+_PLAIN = (
+    int, float, bool, complex, str, bytes, slice, range, type(None), type(...), FunctionType, BuiltinFunctionType, type,
+    torch.Size, torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Generator,
+)  # fmt: skip  # no tensor is in a value of one of these very types
+_Named = Sequence[tuple[int, str] | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A call that is about to run."""
+
+    forward: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    names: list[str]
+
+
+class Rest(Session):
+    """The Python recorder of what remains of a call.
+
+    Attributes:
+        given: the call.
+        places: the modules, as C++ numbers them.
+    """
+
+    given: Given
+    places: Sequence[Place]
+    _kept = 0  # sites from before
+
+    def resume(self, calls: int, spans: int, inside: int) -> None:
+        """Take over behind so many calls and module calls of the previous plan."""
+        plan, recording = self.previous, self.recording
+        if plan is None:
+            return
+        self.spans = plan.spans[:spans]
+        self._inside = inside
+        for call in plan.calls[:calls]:
+            self.calls.append(call)
+            self._first_sites.append(self._sites)
+            for output in call.outputs:
+                if output.differentiable:
+                    if not (output.requires_grad and call.grad_enabled):
+                        recording.not_required.add(self._sites)
+                    recording.shapes.append(output.shape)
+                    self._sites += 1
+        self._kept = self._sites
+
+    def _has_hook(self, tensor: Tensor, site: int) -> bool:
+        """A tensor from before that is returned again: one hook serves all its sites, whoever comes to need one."""
+        known, recording = self._values.find(tensor), self.recording
+        if known is not None and known.requires_grad and 0 <= known.site < self._kept:
+            assert self.previous is not None  # noqa: S101  # for mypy: it has these sites
+            if known.version == version_of(tensor):
+                sites = _with_their_tensors(self.previous, {known.site}) - recording.not_required
+                for earlier in sorted(sites.difference(recording.rewriting.sites_at(tensor))):
+                    self.put(recording, tensor, earlier)
+        return super()._has_hook(tensor, site)
+
+    def open(self, stack: Sequence[tuple[Place | None, _Named]]) -> None:
+        """The modules that are running, the outermost first, with the values that they were given."""
+        for place, given in stack:
+            self._stack.append((place, _refs(given)))
+            if place is not None and not place.leaf:
+                self._path, self._type = place.path, place.type
+
+    def know(self, values: Sequence[tuple[Tensor, int, str, bool, int, int, bool]]) -> None:
+        """The living values."""
+        for tensor, call, position, requires_grad, version, site, view in values:
+            known = Known(weakref.ref(tensor), Ref(call, position), requires_grad, version, site, view)
+            self._values.by_id[id(tensor)] = known
+
+    def written(
+        self, func: Callable[..., Any], given: _Named, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+    ) -> None:
+        """A function that was running when this session took over has returned."""
+        self._written(func, _refs(given), args, kwargs, result)
+
+    def returned(self, place: int, given: _Named, result: Any) -> None:
+        """So has a leaf module, whose call is known."""
+        with without_torch_function():
+            self._returned(self.places[place], _refs(given), result)
+
+    def begin(self) -> None:
+        """The arguments."""
+        self._placeholders(self.given.args, self.given.kwargs, self.given.names)
+        self._sequence = sequence_number()
+
+    def finish(self, result: Any) -> None:
+        """The forward has returned."""
+        inputs = itertools.takewhile(lambda n: self.calls[n].op == "placeholder", range(len(self.calls)))
+        self._finish(result, tuple(Ref(number, "") for number in inputs))
+
+
+def _refs(given: _Named) -> tuple[Ref | None, ...]:
+    return tuple(None if one is None else Ref(*one) for one in given)
+
+
+class _Mode(TorchFunctionMode):
+    """Leads torch's functions to C++.  While dynamo compiles, which cannot look into it, to the Python recorder."""
+
+    def __init__(self, function: Callable[..., Any], rest: Rest | None) -> None:
+        super().__init__()
+        self._function = function
+        self.rest = rest
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if torch.compiler.is_compiling():
+            if self.rest is not None:
+                return self.rest.__torch_function__(func, types, args, kwargs)
+            return func(*args, **(kwargs or {}))
+        return self._function(func, types, args, kwargs)
+
+
+class _Following:
+    """One call; what C++ asks Python for."""
+
+    def __init__(self, ways: Ways, recording: Recording, given: Given, previous: Plan | None) -> None:
+        self._ways = ways
+        self._recording = recording
+        self._beside = ways.beside(recording)
+        self._given = given
+        self._previous = previous
+        self._inputs = input_tensors(given.args, given.kwargs, given.names)
+        self.session: Rest | None = None
+        self._mode: _Mode | None = None
+        self.left = ""  # where, in words
+        self.native = ways.follower(self, None if self._beside is None else self._beside.native)
+
+    def close(self) -> None:
+        """Whatever happened: C++ looks on no longer."""
+        self.native.close()
+        if self.session is not None:
+            del self.session.given  # what runs again in the backward pass keeps the session
+        if self._beside is not None:
+            self._beside.native.leave()
+
+    def run(self) -> Any:
+        """Run the forward."""
+        native, given = self.native, self._given
+        self._recording.partial = self._so_far
+        enter, leave, function = native.hooks()
+        with without_torch_function():
+            if self._beside is not None:
+                self._beside.begin(self._inputs)
+            native.begin(self._inputs)
+        handles = [
+            register_module_forward_pre_hook(enter),
+            register_module_forward_hook(leave, with_kwargs=True, always_call=True),
+        ]
+        native.mode = self._mode = mode = _Mode(function, self.session)
+        try:
+            with mode:
+                try:
+                    result = given.forward(*given.args, **given.kwargs)
+                finally:
+                    native.restore()
+        finally:
+            for handle in handles:
+                remove_global_hook(handle)
+        with without_torch_function():
+            native.finish(result)
+            if self._beside is not None:
+                self._beside.finish(result)
+                self._ways.failed = self._beside.failed
+        self._recording.partial = None
+        return result
+
+    def put(self, tensor: Tensor, site: int) -> None:
+        """A tensor at which a rule acts."""
+        with without_torch_function():
+            put(self._recording, tensor, site)
+
+    def hand_over(  # noqa: PLR0913, PLR0917  # as C++ calls it
+        self, plan: int, calls: int, spans: int, stack: Any, inside: int, values: Any
+    ) -> Rest:
+        """The Python recorder of the rest."""
+        known = self._ways.plans[plan] if plan >= 0 else None
+        beside = None if self._beside is None else self._beside.native
+        self.session = session = Rest(self._ways.modules, self._recording, put, known or self._previous, beside)
+        session.given, session.places = self._given, self._ways.places
+        if self._mode is not None:
+            self._mode.rest = session
+        if known is not None:
+            call = known.calls[calls - 1] if calls else None
+            behind = "" if call is None else f" behind {call.key_stem}" + (f" ({call.source})" if call.source else "")
+            self.left = f"left the known ways{behind}"
+            session.resume(calls, spans, inside)
+        session.open([(None if number < 0 else session.places[number], given) for number, given in stack])
+        session.know(values)
+        return session
+
+    def _so_far(self) -> Plan:
+        plan, calls, spans = self.native.at()
+        if plan < 0:
+            return Plan([], [])
+        known = self._ways.plans[plan]
+        return Plan(known.calls[:calls], known.spans[:spans])
+
+
+class Ways:
+    """The known ways of one model's forward.
+
+    Args:
+        extension: the compiled module.
+        modules: the model's paths.
+        level: statistics level, where calls are observed as well.
+
+    Attributes:
+        extension, modules: as given.
+        plans: the graphs of the known ways.
+        places: the modules below the model, as C++ numbers them.
+        failed: what went wrong in the observer of a call; empty as long as nothing did.
+    """
+
+    def __init__(self, extension: Any, modules: ModuleMap, level: Level) -> None:
+        self.extension = extension
+        self._level = extension.Level(LEVELS[level])
+        self._model = extension.Model()
+        self._parameters: Any = None
+        self.modules = modules
+        self.plans: list[Plan] = []
+        self.places: list[Place] = []
+        self.failed = ""
+        self._without: list[frozenset[int]] = []
+        self._native: Any = None
+        self._built: Any = None
+        self._bound: Any = None
+        self._acting: list[set[int]] = []  # by plan, the sites at which rules act
+        self._again: set[int] = set()  # of all plans, those whose very tensor such a site is; a beginning may be shared
+
+    def refuses(self, rules: NodeRules) -> str | None:
+        """Why the Python recorder has to do all of a call; None where it need not."""
+        if any(asks_python(rule.where) for _, _, rule in (*rules.bound, *rules.at_edges)):
+            return "a predicate of a rule may ask for what only Python's recorder looks at"
+        if compiled_code():
+            return "something in this process was compiled by dynamo; Python's recorder sees what runs compiled"
+        if any(place.opaque for place in self.modules.places.values()):
+            return "compiled and scripted modules are seen by Python's recorder only"
+        return None
+
+    def refuses_to_observe(self, recording: Recording) -> str | None:
+        """Why a call under rules that is observed as well has Python's hooks; None where it need not."""
+        if self.failed:
+            return f"the native observer failed: {self.failed}".splitlines()[0]
+        if recording.edges is not None or recording.values is not None:
+            return "edges and forward values are measured by Python's recorder where rewrite rules act"
+        if any(plan.escalated for plan in self.plans):
+            return (
+                "a norm outside of the range of float32 is measured again, by Python's recorder where rewrite rules act"
+            )
+        if any(plan.hidden for plan in self.plans):
+            return "code ran that no recorder can see; Python's recorder watches for it where rewrite rules act"
+        return None
+
+    def beside(self, recording: Recording) -> Beside | None:
+        """The observer of a call; None for one that is not observed."""
+        if recording.number < 0:
+            return None
+        if self.modules.parameters is not self._parameters:
+            self._parameters = self.modules.parameters
+            self._model.set_parameters([parameter for _, parameter in self._parameters])
+        return Beside(self.extension, self._model, self._level, recording)
+
+    def follower(self, owner: Any, forward: Any) -> Any:
+        """C++'s part of one call; ``forward`` observes it, if any."""
+        return self.extension.Follower(self._native, owner, forward)
+
+    def run(self, recording: Recording, given: Given, previous: Plan | None) -> tuple[Any, str]:
+        """Run a call; what it returned, and how it left the known ways (empty where it didn't)."""
+        rules: NodeRules = recording.rewriting.rules
+        self._refresh(rules)
+        call = _Following(self, recording, given, previous)
+        try:
+            result = call.run()
+            if call.session is None:
+                plan = call.native.plan
+                recording.plan = self.plans[plan]
+                recording.not_required |= self._without[plan]
+            else:
+                self._learn(call, recording.plan, rules)
+        finally:
+            call.close()
+        if call.session is None:
+            return result, ""
+        return result, call.left or "the first call of a kind; the native recorder learns its way"
+
+    def _refresh(self, rules: NodeRules) -> None:
+        if self.modules.places is not self._built:
+            self._built = self.modules.places
+            self.plans, self._without, self._acting, self._again = [], [], [], set()
+            root = self.modules.root
+            self.places = [place for place in self._built.values() if place.module is not root]
+            owned = [
+                *(tensor for _, tensor in self.modules.parameters),
+                *(tensor for _, tensor in self.modules.buffers),
+            ]
+            self._native = self.extension.Ways(
+                [(place.module, place.leaf) for place in self.places], owned, _flat, _is_metadata,
+                Tensor.__setitem__, list(_PLAIN),
+            )  # fmt: skip
+        if rules.bound is not self._bound:
+            self._bound = rules.bound
+            self._acting, self._again = [], set()
+            for number in range(len(self.plans)):
+                self._hook(number, rules)
+
+    def _learn(self, call: _Following, plan: Plan, rules: NodeRules) -> None:
+        """What Python's recorder saw is known from here on."""
+        number = len(self.plans)
+        if number == _MOST or not call.native.learn(number):
+            return
+        self.plans.append(plan)
+        self._without.append(frozenset(
+            site for site, spec in enumerate(plan.sites)
+            if not (spec.output.requires_grad and plan.calls[spec.call].grad_enabled)
+        ))  # fmt: skip
+        self._hook(number, rules)
+
+    def _hook(self, number: int, rules: NodeRules) -> None:
+        """Tell C++ where rules act.
+
+        What a module returns is known when it has returned, and a rule at edges or on what a call passes back looks at
+        the graph around it: there all values get their hooks, as under Python's recorder.
+        """
+        everywhere = rules.through or bool(rules.at_edges) or any(
+            not isinstance(rule.where, Nodes) for _, _, rule in rules.bound
+        )  # fmt: skip
+        if not everywhere:
+            plan = self.plans[number]
+            acting = set(rules.resolve(plan).table)
+            self._acting.append(acting)
+            self._again |= _with_their_tensors(plan, acting) - acting
+        for n in range(number + 1):
+            self._native.set_hooked(n, set() if everywhere else self._acting[n] | self._again, everywhere)
+
+
+def _with_their_tensors(plan: Plan, sites: set[int]) -> set[int]:
+    """The sites, and those whose very tensor they are: there is one hook for all of these, put on at the first."""
+    found, queue = set(sites), list(sites)
+    while queue:
+        spec = plan.sites[queue.pop()]
+        call = plan.calls[spec.call]
+        same = call.same_object[[out.position for out in call.outputs].index(spec.output.position)]
+        number = None if same is None else plan.site_numbers.get(same)
+        if number is not None and number not in found:
+            found.add(number)
+            queue.append(number)
+    return found
+
+
+def _flat(value: Any) -> list[tuple[str, Tensor]]:
+    return list(tensors_in(value))
+
+
+def _is_metadata(func: Callable[..., Any]) -> bool:
+    return word_of(func) in METADATA
