@@ -42,6 +42,11 @@ class Beside:
         """Why C++ could not look on; empty where it could."""
         return str(self.native.failed)
 
+    def close(self) -> None:
+        """Whatever happened: C++ looks on no longer."""
+        self.native.leave()
+        self._recording.rewriting.seen = None  # kept with the flow; what comes later has Python's hooks
+
     def finish(self, result: Any) -> None:
         """The forward has returned: its sites are known.  Where C++ could not look on, the call has no flow."""
         self.native.finish([tensor for _, tensor in tensors_in(result)])

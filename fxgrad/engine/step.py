@@ -16,8 +16,8 @@ from fxgrad.capture.calls import positional_names
 from fxgrad.capture.captured import Plan
 from fxgrad.capture.eager import Session
 from fxgrad.capture.modules import ModuleMap
+from fxgrad.courses.rest import Given
 from fxgrad.courses.values import finished
-from fxgrad.courses.ways import Given
 from fxgrad.engine.assembly import assemble
 from fxgrad.engine.forward_values import accumulating, begin
 from fxgrad.engine.recorders import Recorders
