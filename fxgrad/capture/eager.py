@@ -28,10 +28,10 @@ from fxgrad.torch_support.private import (
     functorch_active,
     remove_global_hook,
     sequence_number,
-    sequence_of,
     version_of,
     without_torch_function,
 )
+from fxgrad.torch_support.private_passes import sequence_of
 from fxgrad.torch_support.structure import tensors_in
 
 _WRITES_ITEM = torch.Tensor.__setitem__
@@ -116,7 +116,8 @@ class Session(TorchFunctionMode):
         self._add("output", "output", "output", "output", None, refs, (result,), {}, [])
         self.spans.append(ModuleSpan("", root.type, inputs, tuple(ref for ref in refs if ref is not None)))
         if self._same and len(self.calls) == len(self._old) and self.previous is not None:
-            self._went_the_same_way(self.previous)
+            self.previous.lost.update(self.lost)
+            self.previous.hidden |= self.hidden
             self.recording.plan = self.previous
         else:
             self.recording.plan = Plan(self.calls, self.spans, self.lost, set(), self.hidden, self.asked)
@@ -245,7 +246,7 @@ class Session(TorchFunctionMode):
             old = Call(
                 op, target, word, stem, self._path, self._type, func, refs, template(args), template(kwargs),
                 tuple(describe_output(position, tensor) for position, tensor in found),
-                None if op in ("placeholder", "output") else self._source(), enabled,
+                None if op in ("placeholder", "output") else self._line or self._source(), enabled,
                 op == "call_module" and frozen(self.modules.at[target].module),
                 tuple(self._values.ref(tensor) for _, tensor in found),
                 tuple(self._values.base(tensor) for _, tensor in found), self._values.changed(args, kwargs),
@@ -270,8 +271,7 @@ class Session(TorchFunctionMode):
         if self.beside is not None:
             self._began = self.beside.position
 
-    def _source(self) -> str | None:
-        return self._line or source_line()
+    _source = staticmethod(source_line)
 
     def _bind(self, ref: Ref, tensor: Tensor, output: Output) -> None:
         site = -1
@@ -375,10 +375,6 @@ class Session(TorchFunctionMode):
             with torch.enable_grad():  # what it was given was made outside of it
                 refs = self._refs(tuple(given_to(frame)), {})
             self._functions.note(frame, self._path, self._type, refs)
-
-    def _went_the_same_way(self, plan: Plan) -> None:
-        plan.lost.update(self.lost)
-        plan.hidden |= self.hidden
 
     def _look_for_hidden_code(self) -> None:
         """Autograd nodes that no call of ours made: code that cannot be seen may use any value."""

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from fxgrad.probes.edges import EdgeNotes
 from fxgrad.probes.probe import put
-from fxgrad.torch_support.private import versions_of, without_torch_function
+from fxgrad.torch_support.private import without_torch_function
+from fxgrad.torch_support.private_passes import versions_of
 from fxgrad.torch_support.structure import tensors_in
 
 
