@@ -75,8 +75,7 @@ class Session(TorchFunctionMode):
         self._sites = 0
         self._first_sites: list[int] = []
         self.hidden = self.asked = False
-        self._sequence = -1
-        self._began = 0
+        self._sequence, self._began = -1, 0
         if getattr(recording, "rewriting", None) is not None:
             recording.partial = lambda: Plan(list(self.calls), list(self.spans), self.lost)
 
@@ -246,7 +245,7 @@ class Session(TorchFunctionMode):
             old = Call(
                 op, target, word, stem, self._path, self._type, func, refs, template(args), template(kwargs),
                 tuple(describe_output(position, tensor) for position, tensor in found),
-                None if op in ("placeholder", "output") else self._line or self._source(), enabled,
+                None if op in ("placeholder", "output") else self._source(), enabled,
                 op == "call_module" and frozen(self.modules.at[target].module),
                 tuple(self._values.ref(tensor) for _, tensor in found),
                 tuple(self._values.base(tensor) for _, tensor in found), self._values.changed(args, kwargs),
@@ -271,7 +270,8 @@ class Session(TorchFunctionMode):
         if self.beside is not None:
             self._began = self.beside.position
 
-    _source = staticmethod(source_line)
+    def _source(self) -> str | None:
+        return self._line or source_line()
 
     def _bind(self, ref: Ref, tensor: Tensor, output: Output) -> None:
         site = -1
@@ -373,8 +373,7 @@ class Session(TorchFunctionMode):
         frame = self._functions.begins(sequence_number() - 1)
         if frame is not None:
             with torch.enable_grad():  # what it was given was made outside of it
-                refs = self._refs(tuple(given_to(frame)), {})
-            self._functions.note(frame, self._path, self._type, refs)
+                self._functions.note(frame, self._path, self._type, self._refs(tuple(given_to(frame)), {}))
 
     def _look_for_hidden_code(self) -> None:
         """Autograd nodes that no call of ours made: code that cannot be seen may use any value."""
