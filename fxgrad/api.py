@@ -101,7 +101,7 @@ def _measured(
         refuse_unwatchable(model)
     positional, named = _arguments(args, kwargs)
     leaves = [tensor for _, tensor in tensors_in((positional, named))]
-    with _given_back(model, leaves), _paused(outer), torch.enable_grad():
+    with _given_back(model, leaves, compiled=options.capture == "dynamo"), _paused(outer), torch.enable_grad():
         if options.capture == "dynamo":
             return _by_dynamo(model, positional, named, objective)
         watch = Watch(model, dataclasses.replace(options, one_shot=True), one_shot=True)
@@ -328,16 +328,16 @@ def _by_dynamo(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], 
 
 
 @contextlib.contextmanager
-def _given_back(model: nn.Module, leaves: Sequence[Tensor]) -> Iterator[None]:
+def _given_back(model: nn.Module, leaves: Sequence[Tensor], *, compiled: bool) -> Iterator[None]:
     """``preserved``, with what the model keeps in plain lists and dicts."""
     known = {id(one) for one in (*model.modules(), *model.parameters())}
     beside = [found.item for found in unregistered(model, known)]
     parameters = [item for item in beside if isinstance(item, nn.Parameter)]
     with contextlib.ExitStack() as stack:
-        stack.enter_context(preserved(model, [*leaves, *parameters]))
+        stack.enter_context(preserved(model, [*leaves, *parameters], compiled=compiled))
         for item in beside:
             if isinstance(item, nn.Module):
-                stack.enter_context(preserved(item, ()))
+                stack.enter_context(preserved(item, (), compiled=compiled))
         yield
 
 

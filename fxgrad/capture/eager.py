@@ -29,10 +29,10 @@ from fxgrad.torch_support.private import (
     functorch_active,
     remove_global_hook,
     sequence_number,
-    sequence_of,
     version_of,
     without_torch_function,
 )
+from fxgrad.torch_support.private_passes import sequence_of
 from fxgrad.torch_support.structure import tensors_in
 
 _WRITES_ITEM = torch.Tensor.__setitem__
@@ -77,8 +77,7 @@ class Session(TorchFunctionMode):
         self._sites = 0
         self._first_sites: list[int] = []
         self.hidden = self.asked = False
-        self._sequence = -1
-        self._began = 0
+        self._sequence, self._began = -1, 0
         if getattr(recording, "rewriting", None) is not None:
             recording.partial = lambda: Plan(list(self.calls), list(self.spans), self.lost)
 
@@ -119,7 +118,8 @@ class Session(TorchFunctionMode):
         self._add("output", "output", "output", "output", None, refs, (result,), {}, [])
         self.spans.append(ModuleSpan("", root.type, inputs, tuple(ref for ref in refs if ref is not None)))
         if self._same and len(self.calls) == len(self._old) and self.previous is not None:
-            self._went_the_same_way(self.previous)
+            self.previous.lost.update(self.lost)
+            self.previous.hidden |= self.hidden
             self.recording.plan = self.previous
         else:
             self.recording.plan = Plan(self.calls, self.spans, self.lost, set(), self.hidden, self.asked)
@@ -382,12 +382,7 @@ class Session(TorchFunctionMode):
         frame = self._functions.begins(sequence_number() - 1)
         if frame is not None:
             with torch.enable_grad():  # what it was given was made outside of it
-                refs = self._refs(tuple(given_to(frame)), {})
-            self._functions.note(frame, self._path, self._type, refs)
-
-    def _went_the_same_way(self, plan: Plan) -> None:
-        plan.lost.update(self.lost)
-        plan.hidden |= self.hidden
+                self._functions.note(frame, self._path, self._type, self._refs(tuple(given_to(frame)), {}))
 
     def _look_for_hidden_code(self) -> None:
         """Autograd nodes that no call of ours made: code that cannot be seen may use any value."""

@@ -11,7 +11,8 @@ from typing import Any
 from torch import Tensor
 
 from fxgrad.capture.captured import Opaque, ParameterRef, Ref, constant
-from fxgrad.torch_support.private import base_of, sequence_of, version_of
+from fxgrad.torch_support.private import base_of, version_of
+from fxgrad.torch_support.private_passes import sequence_of
 from fxgrad.torch_support.structure import tensors_in
 
 

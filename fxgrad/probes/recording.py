@@ -10,7 +10,8 @@ from torch import Tensor
 
 from fxgrad.probes.edges import EdgeNotes
 from fxgrad.probes.probe import put
-from fxgrad.torch_support.private import version_of, versions_of
+from fxgrad.torch_support.private import without_torch_function
+from fxgrad.torch_support.private_passes import versions_of
 from fxgrad.torch_support.structure import tensors_in
 
 
@@ -147,8 +148,10 @@ class Recording:
 
     def raising(self) -> None:
         """A backward pass is raising: which parameters are not as the forward left them?"""
-        now = zip(self.parameters, self.versions, strict=False)
-        self.changed = tuple(names[0] for (_, names, tensor), version in now if version_of(tensor) != version)
+        with without_torch_function():
+            now = versions_of(parameter for _, _, parameter in self.parameters)
+        pairs = zip(self.parameters, self.versions, now, strict=False)
+        self.changed = tuple(names[0] for (_, names, _), before, after in pairs if before != after)
 
     def passed(self, *, freed: bool) -> None:
         """A backward pass is over."""

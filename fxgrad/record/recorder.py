@@ -30,10 +30,10 @@ from fxgrad.record.statistics import accumulator, columns, dense, dottable, writ
 from fxgrad.torch_support.private import (
     current_backward,
     functorch_active,
-    keeps_graph,
     under_a_mode,
     without_dispatch_modes,
 )
+from fxgrad.torch_support.private_passes import keeps_graph
 
 if TYPE_CHECKING:
     from fxgrad.schema import GradientFlow, Level
