@@ -61,7 +61,7 @@ def test_several_are_one_finding_at_the_first() -> None:
     kept = [layer() for _ in range(3)]
     (finding,) = one_of(Hidden(kept=kept, layers=lambda: kept))
     assert finding.affected == tuple(f"kept[{n}].weight" for n in range(3))
-    assert finding.node is not None and finding.node.key == "/linear"
+    assert finding.node is not None and finding.node.key == "kept[0]"
     assert "nn.ModuleList" in finding.suggestion
 
 
