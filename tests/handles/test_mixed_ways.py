@@ -79,7 +79,7 @@ def one_shot(model: nn.Module) -> tuple[Any, Callable[[], fxgrad.GradientFlow]]:
 WAYS = [by_watch, by_python, by_graph, by_slots, by_dynamo, one_shot]
 
 
-@pytest.mark.filterwarnings("ignore:Using `torch.compile")  # of torch, on the module hooks of another thread
+@pytest.mark.filterwarnings("ignore")  # of torch: dynamo meets the module hooks of another thread
 def test_front_ends_mixed_over_threads() -> None:
     """Each thread has a model and a way of its own; all run at once, several times."""
     together = threading.Barrier(len(WAYS))
