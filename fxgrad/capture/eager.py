@@ -18,11 +18,12 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.overrides import TorchFunctionMode
 
 from fxgrad.capture.calls import ASKS, frozen, fx_op, leaf_facts, named_arguments, same_call, word_of
-from fxgrad.capture.captured import Call, ModuleSpan, Output, Plan, Ref, describe_output
+from fxgrad.capture.captured import Call, ModuleSpan, Opaque, Output, ParameterRef, Plan, Ref, describe_output
 from fxgrad.capture.functions import Applied, Functions, given_to
 from fxgrad.capture.modules import ModuleMap, Place
 from fxgrad.capture.names import METADATA, source_line
-from fxgrad.capture.recomputation import Recomputation, is_recomputed, made_by_function
+from fxgrad.capture.recomputation import Recomputation, in_checkpoint, is_recomputed, made_by_function
+from fxgrad.capture.strays import Strays
 from fxgrad.capture.values import Known, Values
 from fxgrad.torch_support.private import (
     functorch_active,
@@ -64,6 +65,7 @@ class Session(TorchFunctionMode):
         self._old: list[Call] = previous.calls if previous is not None else []
         self._same = previous is not None
         self._values = Values()
+        self._strays = Strays(modules)
         self._inside = 0
         self._functions = Functions()
         self._line: str | None = None
@@ -111,6 +113,7 @@ class Session(TorchFunctionMode):
 
     def _finish(self, result: Any, inputs: tuple[Ref, ...]) -> None:
         root = self.modules.places[id(self.modules.root)]
+        self._strays.settle(self.calls)
         refs = self._refs((result,), {})
         self._add("output", "output", "output", "output", None, refs, (result,), {}, [])
         self.spans.append(ModuleSpan("", root.type, inputs, tuple(ref for ref in refs if ref is not None)))
@@ -239,7 +242,7 @@ class Session(TorchFunctionMode):
         enabled = torch.is_grad_enabled()
         if old is None or not same_call(old, stem, func, refs, found):
             self._same = False
-            template = functools.partial(self._values.template, names=self.modules.tensors)
+            template = functools.partial(self._values.template, named=self._unknown)
             if op == "call":
                 op, target = fx_op(func, word)
             old = Call(
@@ -249,7 +252,7 @@ class Session(TorchFunctionMode):
                 op == "call_module" and frozen(self.modules.at[target].module),
                 tuple(self._values.ref(tensor) for _, tensor in found),
                 tuple(self._values.base(tensor) for _, tensor in found), self._values.changed(args, kwargs),
-                *leaf_facts(self.modules, op, target),
+                *leaf_facts(self.modules, op, target), checkpointed=not enabled and in_checkpoint(),
             )  # fmt: skip
         if self.beside is not None:
             at = self.beside.position
@@ -355,7 +358,8 @@ class Session(TorchFunctionMode):
             applied = self._functions.known.get(sequence_of(tensor.grad_fn)) if made_by_function(tensor) else None
             if applied is None:
                 refs = (inner,) if inner is not None else self._values.makers_of(tensor)
-                self._add("external", maker, maker, f"{self._path}/{maker}", None, refs, refs, {}, [("", tensor)])
+                given = (*refs, *self._strays.held_leaf(tensor))
+                self._add("external", maker, maker, f"{self._path}/{maker}", None, refs, given, {}, [("", tensor)])
             else:
                 self._add_applied(maker, applied, inner, tensor)
         return self._values.by_id[id(tensor)].ref
@@ -367,6 +371,11 @@ class Session(TorchFunctionMode):
         self._path, self._type, self._line = applied.path, applied.type, applied.source
         self._add("external", maker, maker, f"{applied.path}/{maker}", None, refs, refs, {}, [("", tensor)])
         (self._path, self._type), self._line = outer, None
+
+    def _unknown(self, tensor: Tensor) -> ParameterRef | Opaque:
+        """A tensor that no call returned."""
+        name = self.modules.tensors.get(id(tensor))
+        return ParameterRef(name) if name is not None else self._strays.unnamed(tensor)
 
     def _look_for_function(self) -> None:
         """The first call in the forward of a custom function: remember who applied it, by the number of its node."""

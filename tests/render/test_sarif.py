@@ -101,7 +101,7 @@ def test_rules_are_all_described_and_those_of_the_user_too() -> None:
     rules = read(diagnoses.named("mine"))["runs"][0]["tool"]["driver"]["rules"]
     assert [rule["id"] for rule in rules] == [*RULES, "mine"]
     assert rules[[*RULES].index("dead")]["shortDescription"]["text"] == RULES["dead"]
-    assert "docs/findings/dead.md" in rules[[*RULES].index("dead")]["help"]["text"]
+    assert "fxgrad explain dead" in rules[[*RULES].index("dead")]["help"]["text"]
     for found in results(diagnoses.every()):
         assert [*RULES][found["ruleIndex"]] == found["ruleId"]
 
