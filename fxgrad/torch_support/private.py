@@ -221,9 +221,21 @@ def graph_in_the_making() -> bool:
     question, and without this one a watched submodule is observed while a parent is traced.  It is slow, and asked only
     where somebody has replaced ``nn.Module.__call__``, as torch.fx does for the time of a trace.
     """
-    if torch._C._is_tracing() or torch.compiler.is_compiling():  # noqa: SLF001
+    if torch._C._is_tracing() or _compiles_here():  # noqa: SLF001
         return True
     return nn.Module.__call__ is not _MODULE_CALL and _fx_traces()
+
+
+def _compiles_here() -> bool:
+    """Whether dynamo or torch.export is at work in this thread; ``torch.compiler.is_compiling`` answers for all.
+
+    ``torch._guards.TracingContext`` and ``CompileContext``, which are kept by thread.  Without them, any thread counts.
+    """
+    if not torch.compiler.is_compiling():
+        return False
+    home = sys.modules.get("torch._guards")
+    asks = [getattr(getattr(home, name, None), "try_get", None) for name in ("TracingContext", "CompileContext")]
+    return any(ask is None or ask() is not None for ask in asks)
 
 
 _MODULE_CALL = nn.Module.__call__
