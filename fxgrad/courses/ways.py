@@ -229,7 +229,7 @@ class Ways:
                 recording.plan = self.plans[plan]
                 recording.not_required |= self._without[plan]
             else:
-                self._learn(call, recording.plan, rules)
+                self._learn(call, recording.graph, rules)
         finally:
             call.close()
         if call.session is None:
