@@ -29,15 +29,18 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fxgrad import rules, testing
     from fxgrad.api import Rewrite, Watch, gradient_flow, instrument, rewrite, watch
+    from fxgrad.comparison import compare
     from fxgrad.diagnosis import Thresholds, diagnose
     from fxgrad.errors import FindingWarning, FxgradError
     from fxgrad.handles.dynamo_backend import flow_of
     from fxgrad.schema import (
         BlindSpot,
+        Comparison,
         Diagnosis,
         Edge,
         Finding,
         GradientFlow,
+        History,
         ModuleFlow,
         Node,
         NotChecked,
@@ -52,12 +55,14 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BlindSpot",
+    "Comparison",
     "Diagnosis",
     "Edge",
     "Finding",
     "FindingWarning",
     "FxgradError",
     "GradientFlow",
+    "History",
     "ModuleFlow",
     "Node",
     "NotChecked",
@@ -68,6 +73,7 @@ __all__ = [
     "Statistics",
     "Thresholds",
     "Watch",
+    "compare",
     "diagnose",
     "flow_of",
     "gradient_flow",
@@ -83,12 +89,14 @@ __all__ = [
 
 _HOME = {
     "BlindSpot": "fxgrad.schema",
+    "Comparison": "fxgrad.schema",
     "Diagnosis": "fxgrad.schema",
     "Edge": "fxgrad.schema",
     "Finding": "fxgrad.schema",
     "FindingWarning": "fxgrad.errors",
     "FxgradError": "fxgrad.errors",
     "GradientFlow": "fxgrad.schema",
+    "History": "fxgrad.schema",
     "ModuleFlow": "fxgrad.schema",
     "Node": "fxgrad.schema",
     "NotChecked": "fxgrad.schema",
@@ -99,6 +107,7 @@ _HOME = {
     "Statistics": "fxgrad.schema",
     "Thresholds": "fxgrad.diagnosis",
     "Watch": "fxgrad.api",
+    "compare": "fxgrad.comparison",
     "diagnose": "fxgrad.diagnosis",
     "flow_of": "fxgrad.handles.dynamo_backend",
     "gradient_flow": "fxgrad.api",
@@ -132,4 +141,4 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     """The public names, so that completion shows them before they are loaded."""
-    return sorted({*globals(), *__all__, "__version__"})
+    return sorted({*__all__, "__version__"})

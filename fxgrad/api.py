@@ -13,12 +13,13 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from fxgrad.capture.unregistered import unregistered
-from fxgrad.engine.objective import check_loss, default_loss, margins_met, naming_the_cut
+from fxgrad.engine.objective import Objective, default_loss, naming_the_cut
 from fxgrad.engine.step import Options
 from fxgrad.errors import FxgradError, InputError, ModelError, NoFlowError, OptionError
 from fxgrad.handles.instrumented import Instrumented
 from fxgrad.handles.rewritten import Rewrite
 from fxgrad.handles.watching import Around, Watch, refuse_unwatchable, watch_of
+from fxgrad.losses import named_loss
 from fxgrad.rewriting.rules import Rule
 from fxgrad.schema import Finding, GradientFlow, Level, SiteKind
 from fxgrad.torch_support.preserve import preserved
@@ -37,12 +38,13 @@ def gradient_flow(  # noqa: PLR0913  # the public signature of the design
     args: Any = (),
     kwargs: Mapping[str, Any] | None = None,
     *,
-    loss: Callable[[Any], Tensor] | None = None,
+    loss: Callable[[Any], Tensor] | str | None = None,
     capture: Capture = "auto",
     statistics: Level = "full",
     sites: SiteKind | None = None,
     forward: bool | None = None,
     channels: bool = False,
+    seed: int = 0,
 ) -> GradientFlow:
     """One forward and one backward pass of ``model``, and the gradient at every intermediate value.
 
@@ -52,9 +54,9 @@ def gradient_flow(  # noqa: PLR0913  # the public signature of the design
         model: any module.  A compiled one is measured by the original inside of it.
         args: positional arguments (a tuple), or the only one.
         kwargs: keyword arguments.
-        loss: takes what the model returns and gives a scalar.  None: a scalar output is the loss; an output with
-            ``.loss`` gives it; otherwise a seeded random direction of norm 1 over all floating outputs (see
-            ``flow.event.loss``).
+        loss: takes what the model returns and gives a scalar; or a name as on the command line (``"mse"`` ...), against
+            a random target.  None: a scalar output is the loss; an output with ``.loss`` gives it; otherwise a random
+            direction of norm 1 over all floating outputs (``flow.event.loss`` says which).
         capture: front end; ``"auto"`` and ``"eager"`` run the model's own Python, once; ``"symbolic"`` traces it with
             torch.fx, Python state baked in, and runs the graph as ``instrument`` does; ``"dynamo"`` runs it in the
             graphs that ``torch.compile`` makes, at level ``norm``.
@@ -65,6 +67,7 @@ def gradient_flow(  # noqa: PLR0913  # the public signature of the design
             ``site.activity``, ``parameter.value``, ``flow.buffers``.  None: where ``statistics`` is not ``"norm"``.
         channels: with ``forward``, also the gradient of what convolutions, linear and matmul-like nodes returned, unit
             by unit, in ``site.channels``.
+        seed: of the random direction, or of a named loss's target.
 
     Raises:
         ModelError: the model or the loss raised, or there is nothing to differentiate.
@@ -79,12 +82,16 @@ def gradient_flow(  # noqa: PLR0913  # the public signature of the design
     _check_options(capture, statistics, sites, forward, channels)
     if capture == "dynamo":
         _only_norm(statistics, sites, "capture='dynamo'", forward=forward)
-    return _measured(model, args, kwargs, loss, Options(statistics, capture, sites, forward, channels))
+    options = Options(statistics, capture, sites, forward, channels)
+    return _measured(model, args, kwargs, _objective(loss, seed), options)
+
+
+def _objective(loss: Callable[[Any], Tensor] | str | None, seed: int) -> Objective:
+    return Objective(named_loss(loss, seed) if isinstance(loss, str) else loss, seed)
 
 
 def _measured(
-    model: nn.Module, args: Any, kwargs: Mapping[str, Any] | None, loss: Callable[[Any], Tensor] | None,
-    options: Options,
+    model: nn.Module, args: Any, kwargs: Mapping[str, Any] | None, objective: Objective, options: Options
 ) -> GradientFlow:  # fmt: skip
     """One step of a model that is given back as it was."""
     if isinstance(model, nn.Module):
@@ -94,13 +101,13 @@ def _measured(
         refuse_unwatchable(model)
     positional, named = _arguments(args, kwargs)
     leaves = [tensor for _, tensor in tensors_in((positional, named))]
-    with _given_back(model, leaves), _paused(outer), torch.enable_grad():
+    with _given_back(model, leaves, compiled=options.capture == "dynamo"), _paused(outer), torch.enable_grad():
         if options.capture == "dynamo":
-            return _by_dynamo(model, positional, named, loss)
+            return _by_dynamo(model, positional, named, objective)
         watch = Watch(model, dataclasses.replace(options, one_shot=True), one_shot=True)
         try:
             with naming_the_cut(lambda: watch.engine.plan):
-                scalar, words, met = _run(model, positional, named, loss)
+                scalar, words, met = _run(model, positional, named, objective)
             watch.engine.loss_words = words
             _backward(scalar, model, lambda: _failure_in_words(watch))
             del scalar
@@ -308,14 +315,12 @@ def _arguments(args: Any, kwargs: Mapping[str, Any] | None) -> tuple[tuple[Any, 
     return args, dict(kwargs or {})
 
 
-def _by_dynamo(
-    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], loss: Callable[[Any], Tensor] | None
-) -> GradientFlow:
+def _by_dynamo(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], objective: Objective) -> GradientFlow:
     """One step in the graphs of dynamo, run as they are (inner compiler ``eager``)."""
     from fxgrad.handles.dynamo_backend import measured_once
 
     def step(call: Callable[..., Any]) -> str:
-        scalar, words, _ = _run(model, args, kwargs, loss, call)
+        scalar, words, _ = _run(model, args, kwargs, objective, call)
         _backward(scalar, model)
         return words
 
@@ -323,16 +328,16 @@ def _by_dynamo(
 
 
 @contextlib.contextmanager
-def _given_back(model: nn.Module, leaves: Sequence[Tensor]) -> Iterator[None]:
+def _given_back(model: nn.Module, leaves: Sequence[Tensor], *, compiled: bool) -> Iterator[None]:
     """``preserved``, with what the model keeps in plain lists and dicts."""
     known = {id(one) for one in (*model.modules(), *model.parameters())}
     beside = [found.item for found in unregistered(model, known)]
     parameters = [item for item in beside if isinstance(item, nn.Parameter)]
     with contextlib.ExitStack() as stack:
-        stack.enter_context(preserved(model, [*leaves, *parameters]))
+        stack.enter_context(preserved(model, [*leaves, *parameters], compiled=compiled))
         for item in beside:
             if isinstance(item, nn.Module):
-                stack.enter_context(preserved(item, ()))
+                stack.enter_context(preserved(item, (), compiled=compiled))
         yield
 
 
@@ -352,7 +357,7 @@ class _paused:  # noqa: N801  # used like a function in a with statement
 
 
 def _run(
-    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], loss: Callable[[Any], Tensor] | None,
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], objective: Objective,
     call: Callable[..., Any] | None = None,
 ) -> tuple[Tensor, str, bool]:  # fmt: skip
     """The loss, how it came about in words, and whether every margin in it is met."""
@@ -370,17 +375,7 @@ def _run(
         )
         message = f"{name} raised {type(error).__name__} when called with tensors ({shapes}): {error}"
         raise ModelError(message) from error
-    if loss is None:
-        scalar, words = default_loss(output, name)
-    else:
-        try:
-            scalar = loss(output)
-        except Exception as error:
-            message = f"the loss raised {type(error).__name__} on the output of {name}: {error}"
-            raise ModelError(message) from error
-        words = getattr(loss, "__qualname__", type(loss).__name__)
-    check_loss(scalar, name)
-    return scalar, words, margins_met(scalar, output)
+    return objective.of(output, name)
 
 
 def _failure_in_words(watch: Watch) -> str:

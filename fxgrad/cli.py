@@ -1,4 +1,4 @@
-"""The command line: ``fxgrad run``, ``fxgrad render``, ``fxgrad diagnose``, ``fxgrad demo``, ``fxgrad build``.
+"""The command line: ``fxgrad run``, ``render``, ``diagnose``, ``explain``, ``compare``, ``plot``, ``demo``, ``build``.
 
 Only wiring: what the words mean is in ``fxgrad.command``.  torch is imported by the commands that need it.
 """
@@ -16,8 +16,28 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from rich.console import Console
 
+from fxgrad.command.options import (
+    All,
+    Check,
+    Depth,
+    FailOn,
+    Files,
+    FindingsFiles,
+    Fold,
+    Forward,
+    Inputs,
+    Keywords,
+    Loss,
+    Lr,
+    Norm,
+    Quiet,
+    Scale,
+    Target,
+    Theme,
+    Traceback,
+)
 from fxgrad.errors import FxgradError, OptionError
-from fxgrad.schema import GradientFlow, Level, NormWord, SiteKind
+from fxgrad.schema import GradientFlow, Level, SiteKind
 
 if TYPE_CHECKING:
     from fxgrad.command.findings import Judged, Wanted
@@ -36,52 +56,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,  # a traceback comes from --traceback, or from a fault of ours
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-Target = Annotated[
-    str, typer.Argument(metavar="TARGET", help="package.module:name or file.py:name, a model or what makes one.")
-]
-Keywords = Annotated[list[str] | None, typer.Argument(metavar="NAME=VALUE", help="Arguments of what makes the model.")]
-Inputs = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--input",
-        "-i",
-        metavar="SPEC",
-        help="8x3x224x224:float32, 8x128:int64:0-30522, NAME=SPEC, batch.pt, or file.py:function. May be repeated.",
-    ),
-]
-Loss = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAME",
-        help="sum, mean, cross_entropy, mse_loss ... against random targets, or package.module:callable. "
-        "Without it: the model's own loss, or a random direction.",
-    ),
-]
-Forward = Annotated[
-    bool | None,
-    typer.Option("--forward/--no-forward", help="Measure the values themselves too. Without it: unless norm."),
-]
-Files = Annotated[
-    list[Path] | None,
-    typer.Option("-o", "--output", metavar="FILE", help="Write .svg, .dot, .json or .txt. May be repeated."),
-]
-Norm = Annotated[NormWord, typer.Option(help="Which norm colours and numbers mean.")]
-Depth = Annotated[
-    int | None, typer.Option(min=0, help="Module depth of the boxes in a picture. Without it: a readable one.")
-]
-Traceback = Annotated[bool, typer.Option("--traceback", help="Show where an error was raised.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print no table.")]
-FindingsFiles = Annotated[
-    list[Path] | None,
-    typer.Option("--findings", metavar="FILE", help="Write findings to .txt, .json or .sarif. May be repeated."),
-]
-FailOn = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="RULE", help="Exit with 1 only for findings of this rule (error or warning). May be repeated."
-    ),
-]
 
 
 def main() -> None:
@@ -123,20 +97,23 @@ def run(
     forward: Forward = None,
     norm: Norm = "l2_norm",
     depth: Depth = None,
+    fold: Fold = True,
+    lr: Lr = False,
+    theme: Theme = "light",
+    scale: Scale = "relative",
     seed: Annotated[int, typer.Option(help="Of parameters, inputs and targets.")] = 0,
     output: Files = None,
-    check: Annotated[
-        bool, typer.Option("--check", help="Print what is wrong; exit with 1 for a warning or an error.")
-    ] = False,
+    check: Check = False,
     findings: FindingsFiles = None,
     fail_on: FailOn = None,
+    every: All = False,
     quiet: Quiet = False,
     show_traceback: Traceback = False,
 ) -> None:
     """Measure one forward and one backward pass of a model."""
     with _reported(show_traceback):
         from fxgrad.command.findings import Wanted, judge
-        from fxgrad.command.outputs import View, check_paths
+        from fxgrad.command.outputs import Drawing, View, check_paths
 
         check_paths(output or [])
         wanted = Wanted("text", findings or [], fail_on or [])
@@ -149,11 +126,10 @@ def run(
             )
             flow = measure(request)
         judged = judge([flow])
-        listed = check or bool(findings or fail_on)
-        _present(flow, output or [], View(norm, depth, judged.diagnosis.findings, listed), quiet=quiet)
-        if listed:
-            if not quiet:
-                typer.echo()
+        whole = check or bool(findings or fail_on)
+        drawing = Drawing(norm, depth, fold, scale, theme, "right" if lr else "down")
+        _present(flow, output or [], View(drawing, judged.diagnosis, whole, every), quiet=quiet)
+        if whole:
             _conclude(judged, wanted)
 
 
@@ -162,18 +138,25 @@ def render(
     file: Annotated[Path, typer.Argument(metavar="FLOW.JSON", help="A flow that `run` or `to_json` wrote.")],
     norm: Norm = "l2_norm",
     depth: Depth = None,
+    fold: Fold = True,
+    lr: Lr = False,
+    theme: Theme = "light",
+    scale: Scale = "relative",
     output: Files = None,
+    every: All = False,
     quiet: Quiet = False,
     show_traceback: Traceback = False,
 ) -> None:
-    """Draw a saved flow, or print its table."""
+    """Draw a saved flow, or print its profile."""
     with _reported(show_traceback):
-        from fxgrad.command.outputs import View, check_paths
+        from fxgrad.command.outputs import Drawing, View, check_paths
         from fxgrad.store import load
 
         check_paths(output or [])
         flow = load(file)
-        _present(flow, output or [], View(norm, depth, flow.findings), quiet=quiet or bool(output))
+        drawing = Drawing(norm, depth, fold, scale, theme, "right" if lr else "down")
+        silent = quiet or (bool(output) and not every)
+        _present(flow, output or [], View(drawing, flow.diagnosis, every=every), quiet=silent)
 
 
 @app.command()
@@ -192,7 +175,92 @@ def diagnose(
 
         wanted = Wanted(form, findings or [], fail_on or [])
         wanted.check(files)
-        _conclude(judge(load_flows(files)), wanted)
+        judged = judge(load_flows(files))
+        if form == "text" and sys.stdout.isatty():
+            Console().print(judged.diagnosis)
+        else:
+            typer.echo(judged.text(form), nl=False)
+        _conclude(judged, wanted)
+
+
+@app.command("compare")
+def compare_flows(
+    before: Annotated[Path, typer.Argument(metavar="BEFORE.JSON", help="A saved flow.")],
+    after: Annotated[Path, typer.Argument(metavar="AFTER.JSON", help="Another one, of the same model.")],
+    norm: Norm = "l2_norm",
+    depth: Depth = None,
+    theme: Theme = "light",
+    output: Files = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Exit with 1 for an error or a warning that the first flow does not have.")
+    ] = False,
+    show_traceback: Traceback = False,
+) -> None:
+    """Say what became of a model's gradient from one saved flow to another, and draw the difference."""
+    with _reported(show_traceback):
+        from fxgrad.command.outputs import check_paths, write_difference
+        from fxgrad.comparison import compare
+        from fxgrad.store import load
+
+        check_paths(output or [], (".svg", ".png", ".pdf", ".txt"))
+        found = compare(load(before), load(after), norm=norm)
+        typer.echo(str(found))
+        write_difference(found, output or [], {"depth": depth, "theme": theme})
+        for path in output or []:
+            typer.echo(f"wrote {path}")
+        if check and found.worse:
+            raise typer.Exit(_FOUND)
+
+
+@app.command()
+def plot(
+    files: Annotated[
+        list[Path], typer.Argument(metavar="FLOW.JSON...", help="One flow, a saved series, or several, oldest first.")
+    ],
+    norm: Norm = "l2_norm",
+    values: Annotated[
+        list[str] | None, typer.Option("--value", metavar="KEY", help="Show this value, too. May be repeated.")
+    ] = None,
+    output: Annotated[
+        list[Path] | None, typer.Option("-o", "--output", metavar="FILE", help="Write .png, .svg or .pdf (matplotlib).")
+    ] = None,
+    show_traceback: Traceback = False,
+) -> None:
+    """Show the gradient of each block over the steps of a series, or over the depth of one flow."""
+    with _reported(show_traceback):
+        from fxgrad.command.findings import load_flows
+        from fxgrad.command.plotting import plain, shown, write_figures
+
+        flows = load_flows(files)
+        part = shown(flows, norm, values or [])
+        if sys.stdout.isatty():
+            Console().print(part)
+        else:
+            typer.echo(plain(part), nl=False)
+        write_figures(flows, output or [], norm, values or [])
+        for path in output or []:
+            typer.echo(f"wrote {path}")
+
+
+@app.command()
+def explain(
+    check: Annotated[
+        str | None, typer.Argument(metavar="CHECK", help="The name of a check, such as dead. Without it: all names.")
+    ] = None,
+    show_traceback: Traceback = False,
+) -> None:
+    """Print the page of a check: what it says, why it happens, how it is measured, what to do."""
+    with _reported(show_traceback):
+        from fxgrad.command.explaining import listing, page
+
+        if check is None:
+            typer.echo(listing())
+        elif sys.stdout.isatty():
+            from rich.markdown import Markdown
+
+            Console().print(Markdown(page(check), hyperlinks=False))
+        else:
+            typer.echo(page(check), nl=False)
 
 
 @app.command()
@@ -205,7 +273,7 @@ def demo(
     ] = "sigmoid_mlp",
     show_traceback: Traceback = False,
 ) -> None:
-    """Trace the stock models, print their tables, and draw one."""
+    """Measure the stock models: a healthy one in a line, the other one whole, with its picture."""
     with _reported(show_traceback):
         paths = [folder / name for name in _DEMO_FILES]
         _make_folder(folder)
@@ -215,12 +283,16 @@ def demo(
         with _working("Loading torch"):
             from fxgrad.api import gradient_flow
             from fxgrad.demo import MODELS
+            from fxgrad.render.verdict import verdict
         # The one to draw comes last, so that what stands above the prompt belongs to the files.
         for name in sorted(MODELS, key=lambda name: name == model):
             stock = MODELS[name]
-            typer.echo(f"\n{name}: {stock.about}\n")
+            typer.echo(f"{name}: {stock.about}")
             flow = gradient_flow(stock.model(), stock.inputs())
-            _present(flow, paths if name == model else [], View(findings=flow.findings), quiet=False)
+            if name == model:
+                _present(flow, paths, View(diagnosis=flow.diagnosis), quiet=False)
+            else:
+                typer.echo(f"  {verdict(flow, flow.findings)}\n")
 
 
 @app.command("build")
@@ -246,17 +318,16 @@ def build_library(
 
 
 def _present(flow: GradientFlow, paths: list[Path], view: View, *, quiet: bool) -> None:
-    """Print the flow unless ``quiet``, then write the files and say where they are."""
-    from rich.text import Text
-
-    from fxgrad.command.outputs import plain_text, write_all
+    """Print the flow, or its errors only where it is to be ``quiet``; then write the files and say where they are."""
+    from fxgrad.command.outputs import error_lines, plain_text, write_all
 
     if quiet:
-        pass
+        for line in error_lines(view):
+            typer.echo(line)
     elif sys.stdout.isatty():
         console = Console()
-        console.print(flow.table(norm=view.norm, findings=view.findings))
-        console.print(Text(view.summary(flow)))  # names are no markup
+        for part in view.shown(flow):
+            console.print(part)
     else:
         typer.echo(plain_text(flow, view), nl=False)
     write_all(flow, paths, view)
@@ -265,11 +336,7 @@ def _present(flow: GradientFlow, paths: list[Path], view: View, *, quiet: bool) 
 
 
 def _conclude(judged: Judged, wanted: Wanted) -> None:
-    """Print the findings, write the files, and leave with the exit code that they call for."""
-    if wanted.form == "text" and sys.stdout.isatty():
-        Console().print(judged.diagnosis)
-    else:
-        typer.echo(judged.text(wanted.form), nl=False)
+    """Write the files of findings, and leave with the exit code that they call for."""
     judged.write(wanted.files)
     for path in wanted.files:
         typer.echo(f"wrote {path}", err=wanted.form != "text")  # what another program reads is nothing but that

@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, fields, replace
 
 import networkx as nx
@@ -204,6 +204,13 @@ def find_site(flow: GradientFlow, name: str) -> Site:
     Raises:
         SiteNotFoundError: there is none; the message lists near names.
     """
+    if not isinstance(name, str):
+        example = repr(flow.sites[0].key) if flow.sites else "'layer1.0/relu'"
+        message = (
+            f"a value is found by its key, a string such as {example} (module path, '/', what was called), but not by "
+            f"{name!r}; flow.sites[n] is the value at place n"
+        )
+        raise SiteNotFoundError(message)
     for attribute in ("id", "key", "name"):
         for site in flow.sites:
             if getattr(site, attribute) == name:
@@ -260,10 +267,19 @@ def ratios(flow: GradientFlow) -> dict[str, float]:
     return found
 
 
-def biggest_drops(flow: GradientFlow, count: int = 3, below: float = 0.5) -> list[Drop]:
-    """The sites with the smallest ratio (see ``ratios``), smallest first; at most ``count``, all below ``below``."""
+def biggest_drops(
+    flow: GradientFlow, count: int = 3, below: float = 0.5, among: Container[str] | None = None
+) -> list[Drop]:  # fmt: skip
+    """The sites with the smallest ratio (see ``ratios``), smallest first; at most ``count``, all below ``below``.
+
+    Only those whose ids are ``among`` the given ones, where they are given.
+    """
     known = ratios(flow)
-    drops = [Drop(site, known[site.id]) for site in flow.sites if known.get(site.id, 1.0) < below]
+    drops = [
+        Drop(site, known[site.id])
+        for site in flow.sites
+        if known.get(site.id, 1.0) < below and (among is None or site.id in among)
+    ]
     return sorted(drops, key=lambda drop: drop.ratio)[:count]
 
 

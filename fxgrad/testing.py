@@ -22,27 +22,27 @@ __all__ = ["assert_healthy"]
 
 
 def assert_healthy(  # noqa: PLR0913  # the model and its call, as of gradient_flow, and what counts
-    model: nn.Module, args: Any = (), loss: Callable[[Any], Tensor] | None = None, *,
+    model: nn.Module, args: Any = (), loss: Callable[[Any], Tensor] | str | None = None, *,
     kwargs: Mapping[str, Any] | None = None, thresholds: Thresholds | None = None, ignore: Iterable[str] = (),
 ) -> Diagnosis:  # fmt: skip
-    """Run one forward and one backward pass of ``model``, and raise where a rule finds an error or a warning.
+    """Run one forward and one backward pass of ``model``, and raise where a check finds an error or a warning.
 
     The model is given back as it was.  Seed it and its inputs yourself: a test should see the same numbers each time.
 
     Args:
         model: any module.
         args: positional arguments (a tuple), or the only one.
-        loss: takes what the model returns and gives a scalar; None as of ``fxgrad.gradient_flow``.
+        loss: takes what the model returns and gives a scalar, or its name; None as of ``fxgrad.gradient_flow``.
         kwargs: keyword arguments.
-        thresholds: other thresholds than the rules' own.
-        ignore: names of rules whose findings are allowed, and with them what they explain.
+        thresholds: other thresholds than the checks' own.
+        ignore: names of checks whose findings are allowed, and with them what they explain.
 
     Returns:
         The diagnosis, in which may be findings that are information or ignored.
 
     Raises:
         UnhealthyError: an ``AssertionError`` that lists what is left, each with its source line.
-        OptionError: ``ignore`` names no rule.
+        OptionError: ``ignore`` names no check.
         ModelError, InputError, CaptureError, WatchError: as of ``fxgrad.gradient_flow``.
     """
     __tracebackhide__ = True  # pytest shows the line of the test and not this one
@@ -62,5 +62,5 @@ def _check_rules(names: Iterable[Any], known: Collection[str]) -> None:
     for name in names:
         if name not in known:
             near = difflib.get_close_matches(str(name), known, n=3, cutoff=0.4) or list(RULES)
-            message = f"ignore={name!r}: there is no such rule; near names are {', '.join(near)}"
+            message = f"ignore={name!r}: there is no such check; near names are {', '.join(near)}"
             raise OptionError(message)

@@ -50,10 +50,10 @@ def outside() -> Finding:
 
 
 def diagnosis(*findings: Finding) -> Diagnosis:
-    """These findings, and three rules that were not checked."""
+    """These findings, and three checks that were not checked."""
     skipped = (
         NotChecked("spike", "needs several steps"),
-        NotChecked("update_size", "no optimizer was given"),
+        NotChecked("update_size", "no optimizer was given", "optimizer="),
         NotChecked("underflow", "needs several steps"),
     )
     return Diagnosis(findings, skipped)
@@ -72,4 +72,5 @@ def named(word: str) -> Diagnosis:
         word, "warning", word, word, node=node, site=word, parameter=word, evidence={word: 1.0}, path=(word, word),
         affected=(word,), consequences=(inner,), docs=word,
     )  # fmt: skip
-    return Diagnosis((finding, Finding(word, "error", word, word, parameter=word)), (NotChecked(word, word),))
+    lacking = (NotChecked(word, word, word),)
+    return Diagnosis((finding, Finding(word, "error", word, word, parameter=word)), lacking)

@@ -11,6 +11,7 @@ from fxgrad.schema import (
     Consumer,
     Edge,
     EventInfo,
+    Finding,
     GradientFlow,
     ModuleCall,
     Node,
@@ -81,6 +82,12 @@ def chain(length: int = 4, factor: float = 0.1, level: str = "full") -> Gradient
     spot = BlindSpot("input:x", "", "no_grad_required", "nothing requires a gradient")
     root = ModuleCall("", "Net", 0, ("input:x",), (nodes[-2].key,))
     return flow(nodes, sites, uses, level=level, calls=(root,), spots=(spot,))
+
+
+def lost(flow: GradientFlow) -> tuple[Finding]:
+    """A finding that the gradient gets lost on the way through the whole flow."""
+    way = tuple(node.key for node in reversed(flow.nodes))
+    return (Finding("vanishing", "error", "it falls", "", path=way),)
 
 
 def residual() -> GradientFlow:

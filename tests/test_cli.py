@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -186,8 +188,10 @@ class TestMisuse:
             ([*RUN, "--loss", "models.py:not_a_loss"], "one value", "mean"),
             ([*RUN, "--loss", "no_loss"], "not a known loss", "nll_loss"),
             ([*RUN, "--loss", "nll_loss", "-o", "no/flow.svg"], "there is no folder no", "Make it first"),
-            ([*RUN, "-o", "flow.png"], "'.png'", ".svg, .dot, .json, .txt"),
-            ([*RUN, "-o", "flow"], "suffix ''", ".svg, .dot, .json, .txt"),
+            ([*RUN, "-o", "flow.gif"], "'.gif'", ".svg, .png, .pdf, .dot, .json, .csv, .parquet, .txt"),
+            ([*RUN, "-o", "flow"], "suffix ''", ".svg, .png, .pdf, .dot, .json, .csv, .parquet, .txt"),
+            ([*RUN, "--theme", "blue"], "blue", "dark"),
+            ([*RUN, "--scale", "log"], "log", "absolute"),
             ([*RUN, "--depth", "-1"], "--depth", "0"),
             ([*RUN, "--capture", "magic"], "magic", "symbolic"),
             ([*RUN, "--norm", "l1"], "l1", "rms"),
@@ -274,9 +278,39 @@ class TestRender:
         assert Path("again.svg").read_text() == Path("flow.svg").read_text()
         assert Path("again.json").read_text() == Path("flow.json").read_text()
 
-    def test_prints_the_table_without_output(self) -> None:
-        table = done(*RUN, "-o", "flow.json").stdout.replace("wrote flow.json\n", "")
-        assert done("render", "flow.json").stdout == table
+    def test_options_of_a_picture_reach_it(self) -> None:
+        done(*RUN, "-o", "flow.json", "-o", "plain.svg")
+        plain = Path("plain.svg").read_text()
+        for words in (["--theme", "dark"], ["--lr"], ["--scale", "absolute"], ["--depth", "0"]):
+            done("render", "flow.json", "-o", "other.svg", *words)
+            other = Path("other.svg").read_text()
+            assert (other == plain) == (words == ["--depth", "0"])  # a model without inner modules
+
+    def test_pictures_as_png_and_pdf(self) -> None:
+        if importlib.util.find_spec("cairosvg") is None and shutil.which("rsvg-convert") is None:
+            pytest.skip("neither CairoSVG nor rsvg-convert is here")
+        done(*RUN, "-o", "flow.png", "-o", "flow.pdf")
+        assert Path("flow.png").read_bytes().startswith(b"\x89PNG")
+        assert Path("flow.pdf").read_bytes().startswith(b"%PDF")
+
+    def test_without_a_converter_nothing_is_run(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+        monkeypatch.setenv("PATH", "")
+        message = refused(*RUN, "-o", "flow.png")
+        assert "pip install 'fxgrad[image]'" in message
+        assert "rsvg-convert" in message
+        assert files(folder) == set()
+
+    def test_every_value_on_request(self) -> None:
+        short = done(*RUN, "-o", "flow.json").stdout
+        long = done(*RUN, "--all").stdout
+        assert "Gradient flow of" not in short
+        assert "Gradient flow of" in long
+        assert "Gradient flow of" in done("render", "flow.json", "--all").stdout
+
+    def test_prints_the_profile_without_output(self) -> None:
+        profile = done(*RUN, "-o", "flow.json").stdout.replace("wrote flow.json\n", "")
+        assert done("render", "flow.json").stdout == profile
 
     def test_without_torch(self) -> None:
         done(*RUN, "-o", "flow.json")

@@ -13,6 +13,7 @@ How a page is run: from top to bottom, in an empty folder, as one module.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import io
 import linecache
 import re
@@ -177,6 +178,21 @@ def test_concepts_explain_every_reason_and_public_name() -> None:
     everything = "".join(page.read_text(encoding="utf-8") for page in PAGES)
     for name in fxgrad.__all__:
         assert name in everything
+
+
+def _without_signatures(page: str) -> str:
+    """Versions of Python write signatures differently."""
+    return re.sub(r"^(- `\.\w+)\(.*?`: |^```text\n.*?^```$", r"\1", page, flags=re.DOTALL | re.MULTILINE)
+
+
+def test_the_reference_says_what_the_docstrings_say() -> None:
+    """If this fails, ``python docs/make_reference.py`` makes the page anew."""
+    spec = importlib.util.spec_from_file_location("make_reference", ROOT / "docs" / "make_reference.py")
+    assert spec is not None and spec.loader is not None
+    maker = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(maker)
+    written = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
+    assert _without_signatures(written) == _without_signatures(maker.page())
 
 
 def test_a_wrong_page_fails() -> None:

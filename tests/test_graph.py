@@ -184,3 +184,8 @@ def test_the_biggest_drops_come_first() -> None:
     drops = biggest_drops(flows.chain(4, factor=0.25), count=2)
     assert [drop.ratio for drop in drops] == pytest.approx([0.25, 0.25])
     assert biggest_drops(flows.chain(4, factor=0.9)) == []
+
+
+def test_a_number_is_no_key_and_the_error_says_what_is() -> None:
+    with pytest.raises(SiteNotFoundError, match=r"a string such as 'input:x' .* not by 0; flow\.sites\[n\]"):
+        flows.chain().site(0)  # type: ignore[arg-type]

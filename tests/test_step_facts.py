@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -119,6 +120,18 @@ def test_who_is_in_no_group_and_who_moves_all_the_same() -> None:
         assert watch.flow().optimizer.moved == ("2.weight",)
         optimizer.add_param_group({"params": [model[2].weight]})
         assert watch.flow().optimizer.missing == ()
+
+
+def test_groups_are_remembered_when_the_optimizer_is_gone() -> None:
+    model = net()
+    optimizer = torch.optim.SGD(model[0].parameters(), 0.1)
+    with fxgrad.watch(model, optimizer=optimizer) as watch:
+        loss_of(model, 0).backward()
+        optimizer.step()
+    gone = weakref.ref(optimizer)
+    del optimizer
+    assert gone() is None
+    assert watch.flow().optimizer.missing == ("2.weight", "2.bias")
 
 
 def test_another_tensor_under_the_name_is_not_moved() -> None:

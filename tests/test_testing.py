@@ -91,12 +91,12 @@ def test_fxgrad_alone_has_to_be_imported() -> None:
 
 
 def test_misuse_is_no_failed_assertion() -> None:
-    with pytest.raises(OptionError, match="ignore='ded': there is no such rule; near names are dead"):
+    with pytest.raises(OptionError, match="ignore='ded': there is no such check; near names are dead"):
         assert_healthy(net(), torch.randn(8, 4), ignore=("ded",))
     with pytest.raises(OptionError, match=", ".join(RULES)):
         assert_healthy(net(), torch.randn(8, 4), ignore=("%%%",))
     for odd in (None, 3):
-        with pytest.raises(OptionError, match=f"ignore={odd}: there is no such rule"):
+        with pytest.raises(OptionError, match=f"ignore={odd}: there is no such check"):
             assert_healthy(net(), torch.randn(8, 4), ignore=odd)
     with pytest.raises(OptionError, match=r"takes fxgrad\.Thresholds"):  # or else every rule would be silent
         assert_healthy(net(), torch.randn(8, 4), thresholds={"vanishing": 4.0})

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, fx
 
 from fxgrad.capture.names import Keys, qualified
-from fxgrad.schema import Constant, Consumer, Edge, ModuleCall, Node
+from fxgrad.schema import Constant, Consumer, Edge, LossOp, ModuleCall, Node
 
 _LARGEST = sys.float_info.max  # an int may be larger
 
@@ -36,9 +36,13 @@ class ParameterRef(NamedTuple):
 
 
 class Opaque(NamedTuple):
-    """A constant of a type that no graph can hold, or a tensor that came from outside, as text."""
+    """A constant of a type that no graph can hold, or a tensor that came from outside, as text.
+
+    ``stray``: where a parameter is held that gets a gradient and belongs to no registered module; empty for others.
+    """
 
     text: str
+    stray: str = ""
 
 
 @dataclass(slots=True, frozen=True)
@@ -64,6 +68,7 @@ class Call:
     output that is a view, the value that it is a view of.  ``changed``: values that the call changed in place.
     ``hooked``: a leaf module with hooks of its own.  ``settings`` and ``owned``: the settings of a leaf module, and the
     names of its parameters and buffers.  ``gate``: what kind of activation it is, False: not asked yet.
+    ``checkpointed``: in a reentrant checkpoint.
     """
 
     op: str
@@ -87,6 +92,7 @@ class Call:
     settings: tuple[Constant, ...] = ()
     owned: tuple[str, ...] = ()
     gate: Any = False
+    checkpointed: bool = False
 
     def uses(self) -> Iterator[tuple[str, Ref]]:
         """Every value that the call takes, with its argument path."""
@@ -139,6 +145,7 @@ class Plan:
         lost: values whose hook cannot tell their gradient: views of memory that was changed in place.
         hidden: whether differentiable code ran that no front end could see.
         asked: whether the forward asked for the value of a tensor (``if``, ``.item()``), so that it may go another way.
+        loss: what the loss did with the outputs in the first backward pass; None before it.
     """
 
     calls: list[Call]
@@ -147,6 +154,7 @@ class Plan:
     escalated: set[int] = field(default_factory=set)
     hidden: bool = False
     asked: bool = False
+    loss: tuple[LossOp, ...] | None = None
 
     @cached_property
     def sites(self) -> list[SiteSpec]:
@@ -238,9 +246,10 @@ class Plan:
         for call, fx_node in zip(self.calls, _fx_graph(self.calls)[1], strict=True):
             key, index = keys.make(call.key_stem)
             constants, parameters = facts_of_arguments(call)
+            strays = tuple(dict.fromkeys(_strays_in((call.args, call.kwargs))))
             nodes.append(Node(
                 key, fx_node.name, call.op, _target_text(call.target), call.path, call.module_type, index, call.source,
-                constants, parameters,
+                constants, parameters, strays,
             ))  # fmt: skip
         return tuple(nodes)
 
@@ -297,6 +306,17 @@ def _parameters_in(value: Any) -> Iterator[ParameterRef]:
             yield from _parameters_in(item)
     elif isinstance(value, dict):
         yield from _parameters_in(list(value.values()))
+
+
+def _strays_in(value: Any) -> Iterator[str]:
+    if isinstance(value, Opaque):
+        if value.stray:
+            yield value.stray
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from _strays_in(item)
+    elif isinstance(value, dict):
+        yield from _strays_in(list(value.values()))
 
 
 def plain(value: Any) -> bool:

@@ -17,20 +17,21 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from fxgrad.capture.calls import ASKS, frozen, fx_op, leaf_facts, named_arguments, same_call, word_of
-from fxgrad.capture.captured import Call, ModuleSpan, Output, Plan, Ref, describe_output
+from fxgrad.capture.captured import Call, ModuleSpan, Opaque, Output, ParameterRef, Plan, Ref, describe_output
 from fxgrad.capture.functions import Applied, Functions, given_to
 from fxgrad.capture.modules import ModuleMap, Place
 from fxgrad.capture.names import METADATA, source_line
-from fxgrad.capture.recomputation import Recomputation, is_recomputed, made_by_function
+from fxgrad.capture.recomputation import Recomputation, in_checkpoint, is_recomputed, made_by_function
+from fxgrad.capture.strays import Strays
 from fxgrad.capture.values import Known, Values
 from fxgrad.torch_support.compiled import Looking
 from fxgrad.torch_support.private import (
     functorch_active,
     sequence_number,
-    sequence_of,
     version_of,
     without_torch_function,
 )
+from fxgrad.torch_support.private_passes import sequence_of
 from fxgrad.torch_support.structure import tensors_in
 
 _WRITES_ITEM = torch.Tensor.__setitem__
@@ -63,6 +64,7 @@ class Session(TorchFunctionMode):
         self._old: list[Call] = previous.calls if previous is not None else []
         self._same = previous is not None
         self._values = Values()
+        self._strays = Strays(modules)
         self._inside = 0
         self._functions = Functions()
         self._line: str | None = None
@@ -73,8 +75,7 @@ class Session(TorchFunctionMode):
         self._sites = 0
         self._first_sites: list[int] = []
         self.hidden = self.asked = False
-        self._sequence = -1
-        self._began = 0
+        self._sequence, self._began = -1, 0
         if getattr(recording, "rewriting", None) is not None:
             recording.partial = lambda: Plan(list(self.calls), list(self.spans), self.lost)
 
@@ -102,11 +103,13 @@ class Session(TorchFunctionMode):
 
     def _finish(self, result: Any, inputs: tuple[Ref, ...]) -> None:
         root = self.modules.places[id(self.modules.root)]
+        self._strays.settle(self.calls)
         refs = self._refs((result,), {})
         self._add("output", "output", "output", "output", None, refs, (result,), {}, [])
         self.spans.append(ModuleSpan("", root.type, inputs, tuple(ref for ref in refs if ref is not None)))
         if self._same and len(self.calls) == len(self._old) and self.previous is not None:
-            self._went_the_same_way(self.previous)
+            self.previous.lost.update(self.lost)
+            self.previous.hidden |= self.hidden
             self.recording.plan = self.previous
         else:
             self.recording.plan = Plan(self.calls, self.spans, self.lost, set(), self.hidden, self.asked)
@@ -229,7 +232,7 @@ class Session(TorchFunctionMode):
         enabled = torch.is_grad_enabled()
         if old is None or not same_call(old, stem, func, refs, found):
             self._same = False
-            template = functools.partial(self._values.template, names=self.modules.tensors)
+            template = functools.partial(self._values.template, named=self._unknown)
             if op == "call":
                 op, target = fx_op(func, word)
             old = Call(
@@ -239,7 +242,7 @@ class Session(TorchFunctionMode):
                 op == "call_module" and frozen(self.modules.at[target].module),
                 tuple(self._values.ref(tensor) for _, tensor in found),
                 tuple(self._values.base(tensor) for _, tensor in found), self._values.changed(args, kwargs),
-                *leaf_facts(self.modules, op, target),
+                *leaf_facts(self.modules, op, target), checkpointed=not enabled and in_checkpoint(),
             )  # fmt: skip
         if self.beside is not None:
             at = self.beside.position
@@ -345,7 +348,8 @@ class Session(TorchFunctionMode):
             applied = self._functions.known.get(sequence_of(tensor.grad_fn)) if made_by_function(tensor) else None
             if applied is None:
                 refs = (inner,) if inner is not None else self._values.makers_of(tensor)
-                self._add("external", maker, maker, f"{self._path}/{maker}", None, refs, refs, {}, [("", tensor)])
+                given = (*refs, *self._strays.held_leaf(tensor))
+                self._add("external", maker, maker, f"{self._path}/{maker}", None, refs, given, {}, [("", tensor)])
             else:
                 self._add_applied(maker, applied, inner, tensor)
         return self._values.by_id[id(tensor)].ref
@@ -358,17 +362,17 @@ class Session(TorchFunctionMode):
         self._add("external", maker, maker, f"{applied.path}/{maker}", None, refs, refs, {}, [("", tensor)])
         (self._path, self._type), self._line = outer, None
 
+    def _unknown(self, tensor: Tensor) -> ParameterRef | Opaque:
+        """A tensor that no call returned."""
+        name = self.modules.tensors.get(id(tensor))
+        return ParameterRef(name) if name is not None else self._strays.unnamed(tensor)
+
     def _look_for_function(self) -> None:
         """The first call in the forward of a custom function: remember who applied it, by the number of its node."""
         frame = self._functions.begins(sequence_number() - 1)
         if frame is not None:
             with torch.enable_grad():  # what it was given was made outside of it
-                refs = self._refs(tuple(given_to(frame)), {})
-            self._functions.note(frame, self._path, self._type, refs)
-
-    def _went_the_same_way(self, plan: Plan) -> None:
-        plan.lost.update(self.lost)
-        plan.hidden |= self.hidden
+                self._functions.note(frame, self._path, self._type, self._refs(tuple(given_to(frame)), {}))
 
     def _look_for_hidden_code(self) -> None:
         """Autograd nodes that no call of ours made: code that cannot be seen may use any value."""

@@ -7,10 +7,13 @@ calls are matched with those written down, and the gradients go to the same site
 
 from __future__ import annotations
 
+import sys
+import types
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
+import torch.utils.checkpoint
 from torch import Tensor
 
 from fxgrad.capture.captured import Call
@@ -31,6 +34,19 @@ def is_recomputed(tensor: Tensor) -> bool:
     """
     node = tensor.grad_fn
     return type(node).__name__ == "CheckpointFunctionBackward" and callable(getattr(node, "run_function", None))
+
+
+def in_checkpoint() -> bool:
+    """Whether a reentrant checkpoint runs its region now, for the first time.
+
+    Its autograd function is known by its name on the stack: no public API, so that without it nothing is told.
+    """
+    frame: types.FrameType | None = sys._getframe(1)  # noqa: SLF001  # inspect.stack() reads source files, far too slow
+    code = getattr(getattr(torch.utils.checkpoint, "CheckpointFunction", None), "forward", None)
+    wanted = getattr(code, "__code__", None)
+    while frame is not None and frame.f_code is not wanted:
+        frame = frame.f_back
+    return frame is not None
 
 
 def made_by_function(tensor: Tensor) -> bool:

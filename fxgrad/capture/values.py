@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
 from fxgrad.capture.captured import Opaque, ParameterRef, Ref, constant
-from fxgrad.torch_support.private import base_of, sequence_of, version_of
+from fxgrad.torch_support.private import base_of, version_of
+from fxgrad.torch_support.private_passes import sequence_of
 from fxgrad.torch_support.structure import tensors_in
 
 
@@ -102,24 +103,21 @@ class Values:
         known = [(tensor, self.find(tensor)) for _, tensor in tensors_in((args, kwargs))]
         return tuple(k.ref for tensor, k in known if k is not None and version_of(tensor) != k.version)
 
-    def template(self, value: Any, names: Mapping[int, str]) -> Any:  # noqa: PLR0911  # one return a type
-        """An argument as a plan holds it; ``names``: of parameters and buffers, by id."""
+    def template(self, value: Any, named: Callable[[Tensor], Any]) -> Any:  # noqa: PLR0911  # one return a type
+        """An argument as a plan holds it; ``named`` is asked for a tensor that is no known value."""
         if isinstance(value, Tensor):
             known = self.ref(value)
-            if known is not None:
-                return known
-            name = names.get(id(value))
-            return ParameterRef(name) if name is not None else Opaque("tensor")
+            return named(value) if known is None else known
         if isinstance(value, (Ref, ParameterRef, Opaque)):
             return value
         if isinstance(value, tuple):
-            return tuple(self.template(item, names) for item in value)
+            return tuple(self.template(item, named) for item in value)
         if isinstance(value, list):
-            return [self.template(item, names) for item in value]
+            return [self.template(item, named) for item in value]
         if isinstance(value, dict):
-            return {str(key): self.template(item, names) for key, item in dict.items(value)}
+            return {str(key): self.template(item, named) for key, item in dict.items(value)}
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            return {f.name: self.template(getattr(value, f.name, None), names) for f in dataclasses.fields(value)}
+            return {f.name: self.template(getattr(value, f.name, None), named) for f in dataclasses.fields(value)}
         if isinstance(value, slice):
-            return slice(*(self.template(part, names) for part in (value.start, value.stop, value.step)))
+            return slice(*(self.template(part, named) for part in (value.start, value.stop, value.step)))
         return constant(value)

@@ -32,7 +32,7 @@ class Wanted:
     Attributes:
         form: how they are printed.
         files: where to write them, in the format of each suffix.
-        fail_on: the rules whose warnings and errors count for the exit code; none for all.
+        fail_on: the checks whose warnings and errors count for the exit code; none for all.
     """
 
     form: Format = "text"
@@ -43,7 +43,7 @@ class Wanted:
         """Find out before the work whether it makes sense; ``taken`` are the files of flows.
 
         Raises:
-            OptionError: a file that cannot be written or holds a flow, or a rule that does not exist.
+            OptionError: a file that cannot be written or holds a flow, or a check that does not exist.
         """
         check_paths(self.files, tuple(_BY_SUFFIX), "--findings")
         flows = {path.resolve() for path in taken}
@@ -54,13 +54,13 @@ class Wanted:
         for rule in self.fail_on:
             if rule not in RULES:
                 near = difflib.get_close_matches(rule, RULES, n=3, cutoff=0.4) or list(RULES)
-                message = f"--fail-on {rule}: there is no such rule. Use one of {', '.join(near)}"
+                message = f"--fail-on {rule}: there is no such check. Use one of {', '.join(near)}"
                 raise OptionError(message)
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """Flows of one model, oldest first, and what the rules say of them."""
+    """Flows of one model, oldest first, and what the checks say of them."""
 
     flows: tuple[GradientFlow, ...]
     diagnosis: Diagnosis
@@ -85,13 +85,13 @@ class Judged:
         return any(one.rule in rules and one.severity != "info" for one in found)
 
     def unanswered(self, rules: Sequence[str]) -> list[str]:
-        """A line for each of these rules that could not be checked, so that its silence is not taken for health."""
+        """A line for each of these checks that could not be checked, so that its silence is not taken for health."""
         lacking = {one.rule: one.reason for one in self.diagnosis.not_checked}
         return [f"--fail-on {rule}: was not checked: {lacking[rule]}" for rule in rules if rule in lacking]
 
 
 def judge(flows: Sequence[GradientFlow]) -> Judged:
-    """What the rules say of one flow, or of a series."""
+    """What the checks say of one flow, or of a series."""
     series = tuple(flows)
     return Judged(series, diagnose(series[0] if len(series) == 1 else series))
 

@@ -171,7 +171,8 @@ def _unbounded(shape: tuple[int, ...], dtype: torch.dtype, asked: Asked, generat
     if not (dtype.is_floating_point or dtype.is_complex):
         example = f"{asked.words}:0-100"
         message = (
-            f"a {_word(dtype)} input needs a range, such as {example} (for token numbers, the size of the vocabulary)"
+            f"an input of {_word(dtype)} needs a range, such as {example} "
+            "(0-N for token numbers, where N is the size of the vocabulary)"
         )
         asked.refuse(message)
     made = dtype if dtype in _WIDE else torch.float32

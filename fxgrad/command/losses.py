@@ -1,110 +1,27 @@
-"""``--loss``: a name, or a callable that takes what the model returns and gives a scalar.
-
-A loss that compares with a target gets a random one, made from the output's shape and a seed: what the gradient does
-inside the model shows with any target.
-"""
+"""``--loss``: a name, or a callable that takes what the model returns and gives a scalar."""
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Callable
-from typing import Any
-
-import torch
-import torch.nn.functional as F
-from torch import Tensor
-
 from fxgrad.command.references import Asked, resolve
 from fxgrad.errors import OptionError
-from fxgrad.torch_support.structure import tensors_in
+from fxgrad.losses import NAMES, SHORT, Loss, named_loss, offer
 
 __all__ = ["NAMES", "load_loss"]
 
-Loss = Callable[[Any], Tensor]
-
-
-def _classes(output: Tensor, generator: torch.Generator) -> Tensor:
-    """A class number for every position; classes lie along dimension 1, or are the only dimension."""
-    dim = min(1, output.ndim - 1)
-    shape = output.shape[:dim] + output.shape[dim + 1 :]
-    return torch.randint(output.shape[dim], shape, generator=generator)
-
-
-def _normal(output: Tensor, generator: torch.Generator) -> Tensor:
-    return torch.randn(output.shape, generator=generator).to(output.dtype)
-
-
-def _bits(output: Tensor, generator: torch.Generator) -> Tensor:
-    return torch.randint(2, output.shape, generator=generator).to(output.dtype)
-
-
-_AGAINST: dict[str, tuple[Callable[..., Tensor], Callable[[Tensor, torch.Generator], Tensor], str]] = {
-    "cross_entropy": (F.cross_entropy, _classes, "random classes along dimension 1"),
-    "nll_loss": (F.nll_loss, _classes, "random classes along dimension 1"),
-    "mse_loss": (F.mse_loss, _normal, "standard normal values"),
-    "l1_loss": (F.l1_loss, _normal, "standard normal values"),
-    "smooth_l1_loss": (F.smooth_l1_loss, _normal, "standard normal values"),
-    "huber_loss": (F.huber_loss, _normal, "standard normal values"),
-    "binary_cross_entropy": (F.binary_cross_entropy, _bits, "random zeros and ones"),
-    "binary_cross_entropy_with_logits": (F.binary_cross_entropy_with_logits, _bits, "random zeros and ones"),
-}
-
-#: The names that ``--loss`` knows.
-NAMES = ("mean", "sum", *_AGAINST)
-
 
 def load_loss(words: str, seed: int) -> Loss:
-    """The loss called ``words``: one of ``NAMES``, ``package.module:name`` or ``file.py:name``.
-
-    ``sum`` and ``mean`` run over all outputs that can be differentiated, the others over the first of them.
+    """The loss called ``words``: a name of ``fxgrad.losses``, ``package.module:name`` or ``file.py:name``.
 
     Raises:
         OptionError: there is no such loss.
     """
-    if words in ("sum", "mean"):
-        return _reduction(words)
-    if words in _AGAINST:
-        return _against_random(words, seed)
+    if words in NAMES or words in SHORT:
+        return named_loss(words, seed)
     asked = Asked(words, "--loss", OptionError)
     if ":" not in words:
-        near = difflib.get_close_matches(words, NAMES)
-        offer = f"Did you mean {' or '.join(near)}?" if near else f"The names are {', '.join(NAMES)}."
-        asked.refuse(f"is not a known loss. {offer} Your own is written package.module:name or file.py:name")
+        asked.refuse(f"is not a known loss. {offer(words)} Your own is written package.module:name or file.py:name")
     found = resolve(asked)
     if not callable(found):
         asked.refuse(f"is of type {type(found).__name__}, not a callable that takes the model's output")
     loss: Loss = found
-    return loss
-
-
-def _differentiable(output: Any) -> list[Tensor]:
-    found = [tensor for _, tensor in tensors_in(output) if tensor.requires_grad]
-    if not found:
-        message = (
-            "the output has no tensor that requires a gradient: all parameters are frozen, the output is detached or "
-            "of integers, or the model ran under no_grad"
-        )
-        raise ValueError(message)
-    return found
-
-
-def _reduction(name: str) -> Loss:
-    def loss(output: Any) -> Tensor:
-        tensors = _differentiable(output)
-        total = sum((t.sum().to(tensors[0].device) for t in tensors), start=tensors[0].new_zeros(()))
-        return total / sum(t.numel() for t in tensors) if name == "mean" else total
-
-    loss.__qualname__ = f"the {name} over all outputs"
-    return loss
-
-
-def _against_random(name: str, seed: int) -> Loss:
-    function, make_target, words = _AGAINST[name]
-
-    def loss(output: Any) -> Tensor:
-        first = _differentiable(output)[0]
-        target = make_target(first, torch.Generator().manual_seed(seed))
-        return function(first, target.to(first.device))
-
-    loss.__qualname__ = f"{name} of the first output against {words}, seed {seed}"
     return loss

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
@@ -14,8 +15,10 @@ from fxgrad.api import gradient_flow
 from fxgrad.command.inputs import Arguments, make_arguments
 from fxgrad.command.losses import load_loss
 from fxgrad.command.targets import load_model
-from fxgrad.errors import InputError
+from fxgrad.errors import InputError, ModelError
+from fxgrad.losses import Loss
 from fxgrad.schema import GradientFlow, Level, SiteKind
+from fxgrad.torch_support.structure import tensors_in
 
 __all__ = ["Request", "measure"]
 
@@ -60,6 +63,11 @@ def measure(request: Request) -> GradientFlow:
     arguments = make_arguments(request.inputs, request.seed, _device(model))
     _check_complete(model, arguments, request)
     torch.manual_seed(request.seed)  # so that dropout does not depend on how the model was built
+    with _hinting(model, arguments):
+        return _flow_of(model, arguments, loss, request)
+
+
+def _flow_of(model: nn.Module, arguments: Arguments, loss: Loss | None, request: Request) -> GradientFlow:
     return gradient_flow(
         model,
         tuple(arguments.args),
@@ -69,7 +77,23 @@ def measure(request: Request) -> GradientFlow:
         statistics=request.statistics,
         sites=request.sites,
         forward=request.forward,
+        seed=request.seed,
     )
+
+
+@contextmanager
+def _hinting(model: nn.Module, arguments: Arguments) -> Iterator[None]:
+    """Where a model that looks numbers up was given none, say how they are written."""
+    try:
+        yield
+    except ModelError as error:
+        embeds = any(isinstance(module, (nn.Embedding, nn.EmbeddingBag)) for module in model.modules())
+        given = [tensor for _, tensor in tensors_in((tuple(arguments.args), arguments.kwargs))]
+        if not embeds or any(not (tensor.is_floating_point() or tensor.is_complex()) for tensor in given):
+            raise
+        hint = "This model has an embedding: token numbers are written 8x128:int64:0-N, where N is its size"
+        message = f"{error}\n{hint}"
+        raise ModelError(message) from error.__cause__
 
 
 def _device(model: nn.Module) -> torch.device:

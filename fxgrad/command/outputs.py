@@ -9,22 +9,55 @@ import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from io import StringIO
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.text import Text
 
 from fxgrad.errors import GraphvizMissingError, OptionError
-from fxgrad.render.text import summary
-from fxgrad.schema import Finding, GradientFlow, NormWord
+from fxgrad.frames import check_parquet, to_csv, to_parquet
+from fxgrad.render.convert import check_converter, converted
+from fxgrad.render.report import Report, text_width
+from fxgrad.schema import (
+    Comparison,
+    Diagnosis,
+    DirectionWord,
+    GradientFlow,
+    NormWord,
+    PictureWords,
+    ScaleWord,
+    ThemeWord,
+)
 
-__all__ = ["SUFFIXES", "View", "check_paths", "plain_text", "replace_all", "write_all"]
+__all__ = [
+    "SUFFIXES",
+    "Drawing",
+    "View",
+    "check_paths",
+    "error_lines",
+    "plain_text",
+    "replace_all",
+    "write_all",
+    "write_difference",
+]
 
+_CONVERTED = (".png", ".pdf")
 _ORDINARY_MODE = 0o666  # of a new file, before the umask
-_TEXT_WIDTH = 160  # columns of a table that goes to a file or a pipe, where there is no terminal to ask
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """How a picture is drawn; see ``fxgrad.schema.PictureWords``."""
+
+    norm: NormWord = "l2_norm"
+    depth: int | None = None
+    fold: bool = True
+    scale: ScaleWord = "relative"
+    theme: ThemeWord = "light"
+    direction: DirectionWord = "down"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,35 +65,58 @@ class View:
     """How a flow is shown.
 
     Attributes:
-        norm: which norm colours and numbers mean.
-        depth: module depth of the clusters in a picture, None for an automatic one.
-        findings: what the rules say of the flow.
-        listed: whether they are printed one by one behind the summary, which then leaves them out.
+        drawing: how a picture of it is drawn.
+        diagnosis: what the checks say of the flow.
+        whole: whether findings are told with all their evidence.
+        every: whether a table of every value follows.
     """
 
-    norm: NormWord = "l2_norm"
-    depth: int | None = None
-    findings: tuple[Finding, ...] = ()
-    listed: bool = False
+    drawing: Drawing = field(default_factory=Drawing)
+    diagnosis: Diagnosis = field(default_factory=lambda: Diagnosis(()))
+    whole: bool = False
+    every: bool = False
 
-    def summary(self, flow: GradientFlow) -> str:
-        """The lines below the table."""
-        return summary(flow, () if self.listed else self.findings)
+    def shown(self, flow: GradientFlow) -> list[RenderableType]:
+        """What is printed, part by part."""
+        told = self.diagnosis if self.whole else None
+        parts: list[RenderableType] = [
+            Report(flow, self.diagnosis.findings, self.drawing.norm, "--all", "--check", told)
+        ]
+        if self.every:
+            parts += [Text(), flow.table(norm=self.drawing.norm, findings=self.diagnosis.findings)]
+        return parts
+
+    def picture(self) -> PictureWords:
+        """The options of its picture."""
+        words: PictureWords = {"findings": self.diagnosis.findings}
+        words.update(asdict(self.drawing))  # type: ignore[typeddict-item]  # the same names, of the same types
+        return words
 
 
 def plain_text(flow: GradientFlow, view: View) -> str:
-    """The table and the summary without colour."""
+    """What is printed, without colour, as wide as the terminal or ``COLUMNS``."""
     buffer = StringIO()
-    console = Console(file=buffer, width=_TEXT_WIDTH)
-    console.print(flow.table(norm=view.norm, findings=view.findings))
-    console.print(Text(view.summary(flow)), soft_wrap=True)  # names are no markup
-    return buffer.getvalue()
+    console = Console(file=buffer, width=text_width(), color_system=None, emoji=False)
+    for part in view.shown(flow):
+        console.print(part)
+    return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines()) + "\n"
 
 
-_WRITERS: Mapping[str, Callable[[GradientFlow, View], str]] = {
-    ".svg": lambda flow, view: flow.to_svg(norm=view.norm, depth=view.depth, findings=view.findings),
-    ".dot": lambda flow, view: flow.to_dot(norm=view.norm, depth=view.depth, findings=view.findings),
+def error_lines(view: View) -> list[str]:
+    """A line for each error: what is never left out.  With ``whole``, all that is to be said of findings."""
+    if view.whole:
+        return str(view.diagnosis).splitlines()
+    return [str(finding) for finding in view.diagnosis.findings if finding.severity == "error"]
+
+
+_WRITERS: Mapping[str, Callable[[GradientFlow, View], str | bytes]] = {
+    ".svg": lambda flow, view: flow.to_svg(**view.picture()),
+    ".png": lambda flow, view: converted(flow.to_svg(**view.picture()), "png"),
+    ".pdf": lambda flow, view: converted(flow.to_svg(**view.picture()), "pdf"),
+    ".dot": lambda flow, view: flow.to_dot(**view.picture()),
     ".json": lambda flow, _: flow.to_json(),
+    ".csv": lambda flow, _: to_csv([flow]),
+    ".parquet": lambda flow, _: to_parquet([flow]),
     ".txt": plain_text,
 }
 
@@ -68,7 +124,9 @@ _WRITERS: Mapping[str, Callable[[GradientFlow, View], str]] = {
 SUFFIXES = tuple(_WRITERS)
 
 
-def check_paths(paths: Sequence[Path], suffixes: Sequence[str] = SUFFIXES, option: str = "-o") -> None:
+def check_paths(
+    paths: Sequence[Path], suffixes: Sequence[str] = SUFFIXES, option: str = "-o", *, needs_converter: bool = True
+) -> None:  # fmt: skip
     """Find out before the work whether its result could be written.
 
     Raises:
@@ -78,6 +136,10 @@ def check_paths(paths: Sequence[Path], suffixes: Sequence[str] = SUFFIXES, optio
         if path.suffix not in suffixes:
             message = f"{option} {path}: no format goes by the suffix {path.suffix!r}. Use one of {', '.join(suffixes)}"
             raise OptionError(message)
+        if needs_converter and path.suffix in _CONVERTED:
+            check_converter(path.suffix.removeprefix("."), f"{option} {path}")
+        if path.suffix == ".parquet":
+            check_parquet(f"{option} {path}")
         folder = path.parent
         if not folder.is_dir():
             message = f"{option} {path}: there is no folder {folder}. Make it first, or name another"
@@ -97,7 +159,7 @@ def write_all(flow: GradientFlow, paths: Sequence[Path], view: View) -> None:
         OptionError: a file cannot be written.
         GraphvizMissingError: no picture can be laid out; its DOT text and all other files are written nevertheless.
     """
-    texts: dict[Path, str] = {}
+    texts: dict[Path, str | bytes] = {}
     missing: GraphvizMissingError | None = None
     for path in paths:
         try:
@@ -112,7 +174,24 @@ def write_all(flow: GradientFlow, paths: Sequence[Path], view: View) -> None:
         raise GraphvizMissingError(message) from missing
 
 
-def replace_all(texts: Mapping[Path, str], option: str = "-o") -> None:
+def write_difference(comparison: Comparison, paths: Sequence[Path], options: PictureWords) -> None:
+    """Write the picture or the words of a comparison to every file, by its suffix.
+
+    Raises:
+        OptionError: a file cannot be written, or nothing is installed that makes a PNG or PDF.
+        GraphvizMissingError: no picture can be laid out.
+    """
+    made: dict[Path, str | bytes] = {}
+    for path in paths:
+        if path.suffix == ".txt":
+            made[path] = f"{comparison}\n"
+            continue
+        svg = comparison.to_svg(**options)
+        made[path] = svg if path.suffix == ".svg" else converted(svg, "png" if path.suffix == ".png" else "pdf")
+    replace_all(made)
+
+
+def replace_all(texts: Mapping[Path, str] | Mapping[Path, str | bytes], option: str = "-o") -> None:
     """Write every text to its file, when all of them lie ready beside it.
 
     Raises:
@@ -132,15 +211,13 @@ def replace_all(texts: Mapping[Path, str], option: str = "-o") -> None:
                 raise _unwritable(option, path, error) from error
 
 
-def _stage(path: Path, text: str, leftovers: ExitStack) -> Path:
+def _stage(path: Path, text: str | bytes, leftovers: ExitStack) -> Path:
     """Write ``text`` beside ``path``; ``leftovers`` removes it unless it is moved into place."""
     target = path.resolve()
-    with NamedTemporaryFile(
-        "w", encoding="utf-8", dir=target.parent, prefix=f".{target.name}.", delete=False
-    ) as file:  # fmt: skip
+    with NamedTemporaryFile(dir=target.parent, prefix=f".{target.name}.", delete=False) as file:
         staged = Path(file.name)
         leftovers.callback(_remove, staged)
-        file.write(text)
+        file.write(text if isinstance(text, bytes) else text.encode("utf-8"))
     if target.exists():
         shutil.copymode(target, staged)
     else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fxgrad.diagnosis.check import Evidence
+from fxgrad.diagnosis.view import FlowView
 from fxgrad.schema import RULES, Finding
 
 #: What numbers say little about once a gradient is non-finite.
@@ -21,9 +22,13 @@ _TRAINING = {
     "update_lost": frozenset({"update_size"}),
 }
 _LOCAL = frozenset({"scale_break", "saturated", "dead", "zero", "underflow", "symmetry"})
-#: The rules whose findings may explain another one.
-_CAUSES = frozenset({*_TRAINING, "nonfinite", "update_size", "vanishing", "exploding", "starved", *_LOCAL})
-_MANY = 3  # findings of one rule and severity that are shown side by side; the others stand inside of the first
+#: What is read off the graph or the loss.
+_BY_STRUCTURE = frozenset({"target_range", "double_activation", "cancelled"})
+#: The checks whose findings may explain another one.
+_CAUSES = frozenset({
+    *_TRAINING, "nonfinite", "update_size", "vanishing", "exploding", "starved", *_BY_STRUCTURE, *_LOCAL,
+})  # fmt: skip
+_MANY = 3  # findings of one check and severity that are shown side by side; the others stand inside of the first
 _GROUPED = frozenset({"saturated", "starved", "scale_break"})
 
 
@@ -46,14 +51,14 @@ def joined(evidence: Evidence, findings: list[Finding]) -> list[Finding]:
 
 
 def _folded(findings: list[Finding]) -> list[Finding]:
-    """Of many findings of one rule and severity a few, the others inside of the first: "12 more of this kind"."""
+    """Of many findings of one check and severity a few, the others inside of the first: "12 more of this kind"."""
     alike: dict[tuple[str, str], list[Finding]] = {}
     for finding in findings:
         alike.setdefault((finding.rule, finding.severity), []).append(finding)
     result = []
     for finding in findings:
         group = alike[finding.rule, finding.severity]
-        if finding.rule not in RULES:  # a rule of the user's own is shown as it is
+        if finding.rule not in RULES:  # a check of the user's own is shown as it is
             result.append(finding)
         elif finding is group[0] and len(group) > _MANY:
             result.append(replace(finding, consequences=(*finding.consequences, *group[_MANY:])))
@@ -80,17 +85,56 @@ def explains(evidence: Evidence, cause: Finding, finding: Finding) -> bool:  # n
     if cause.rule in _TRAINING:
         return finding.rule in _TRAINING[cause.rule]
     if cause.rule == "nonfinite":
-        if finding.rule == "update_size":  # a step that a scaler skipped, as after a mere warning, moves nothing
-            if cause.severity != "error":
-                return False
-            return (finding.backward or 0) >= (cause.backward or 0) and cause.parameter is None
-        return finding.rule in _NUMERIC
+        return _follows_nonfinite(cause, finding)
     if cause.rule == "update_size" and cause.severity == "error":
         later = (finding.backward or 0) > (cause.backward or 0)
         return later and finding.rule in _NUMERIC | {"nonfinite"}
+    if cause.rule in _BY_STRUCTURE or _shows_at_steps(cause, finding):
+        return _explains_there(cause, finding)
     if cause.rule == finding.rule and finding.rule in _GROUPED:
         return _earlier(evidence, cause, finding)
     return _explains_locally(evidence, cause, finding)
+
+
+def _follows_nonfinite(cause: Finding, finding: Finding) -> bool:
+    if finding.rule == "update_size":  # a step that a scaler skipped, as after a mere warning, moves nothing
+        if cause.severity != "error":
+            return False
+        return (finding.backward or 0) >= (cause.backward or 0) and cause.parameter is None
+    return finding.rule in _NUMERIC and "running_var" not in finding.evidence
+
+
+def _large_scores(view: FlowView, softmax: str, product: str) -> bool:
+    """Whether the scores of an attention are what is large, to its softmax and to the products around it.
+
+    So from the first softmax on: scores that grow on the way through the model are a consequence.
+    """
+    first = next((key for key, kind in view.kinds.items() if kind == "softmax"), None)
+    return softmax == first and view.kinds[product] in {"matmul", "attention"}
+
+
+def _shows_at_steps(cause: Finding, finding: Finding) -> bool:
+    """Whether a normalisation by a variance of zero is why steps are too large."""
+    return "running_var" in cause.evidence and finding.rule in {"update_size", "exploding", "spike", "nonfinite"}
+
+
+def _explains_there(cause: Finding, finding: Finding) -> bool:
+    """Whether a cause that is read off the graph or the loss shows in what was measured."""
+    if cause.rule == "target_range":
+        return finding.rule in {"update_size", "exploding", "spike", "loss_seed"} or _spoilt_weights(finding)
+    if "running_var" in cause.evidence:
+        return True
+    if cause.node is None or finding.node is None:
+        return False
+    if cause.rule == "double_activation":
+        return finding.rule in {"saturated", "vanishing", "scale_break"} and cause.node.key == finding.node.key
+    near = finding.node.key in cause.path or cause.path[1] in finding.path
+    return finding.rule in {"vanishing", "starved", "scale_break", "optimizer_epsilon", "zero"} and near
+
+
+def _spoilt_weights(finding: Finding) -> bool:
+    """Whether it says that weights were non-finite before their step: an earlier one did it."""
+    return finding.rule == "nonfinite" and finding.node is None and finding.parameter is not None
 
 
 def _earlier(evidence: Evidence, cause: Finding, finding: Finding) -> bool:
@@ -106,15 +150,18 @@ def _earlier(evidence: Evidence, cause: Finding, finding: Finding) -> bool:
     )
 
 
-def _explains_locally(evidence: Evidence, cause: Finding, finding: Finding) -> bool:  # noqa: PLR0911
+def _explains_locally(evidence: Evidence, cause: Finding, finding: Finding) -> bool:  # noqa: C901, PLR0911  # the same
     if cause.node is None or finding.node is None:
         return False
     here, there = cause.node.key, finding.node.key
+    if cause.rule == "saturated" and finding.rule in {"exploding", "scale_break"}:
+        return _large_scores(evidence.view, here, there)
     if cause.rule in {"vanishing", "exploding"}:
         # Where no constant does it, the weight does: its consequence is what one operation shows of it.
         if finding.rule == "scale_break":
             return there in cause.path and "constant" not in finding.evidence
-        return finding.rule in {"starved", "optimizer_epsilon", "symmetry", "saturated"}
+        scores = cause.rule == "exploding" and _large_scores(evidence.view, there, here)
+        return finding.rule in {"starved", "optimizer_epsilon", "symmetry", "saturated"} and not scores
     if cause.rule not in _LOCAL:
         return False
     if cause.rule == "scale_break" and "constant" not in cause.evidence and here == there:

@@ -1,4 +1,4 @@
-"""What a rule is: a name and a function over flows; and what it says where it lacks a statistic."""
+"""What a check is: a name and a function over flows; and what it says where it lacks a statistic."""
 
 from __future__ import annotations
 
@@ -12,12 +12,19 @@ from fxgrad.schema import Confidence, Finding, Node, Severity
 
 
 class LackingError(Exception):
-    """A rule cannot be judged; the message says what it lacks."""
+    """A check cannot be judged; the message says what it lacks.
+
+    ``give``: the option that the user could have given, such as ``"forward=True"``; None where there is none.
+    """
+
+    def __init__(self, message: str, *, give: str | None = None) -> None:
+        super().__init__(message)
+        self.give = give
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What rules look at.
+    """What checks look at.
 
     Attributes:
         views: the flows, oldest first.
@@ -36,7 +43,7 @@ class Evidence:
 
     @property
     def several(self) -> bool:
-        """Whether there are steps enough for the history form of a rule."""
+        """Whether there are steps enough for the history form of a check."""
         return len(self.views) >= self.thresholds.steps
 
     @property
@@ -64,7 +71,7 @@ class Evidence:
         """
         if not self.view.flow.event.values:
             message = "forward statistics were not taken (forward=True)"
-            raise LackingError(message)
+            raise LackingError(message, give="forward=True")
 
     def need_parts(self, kinds: Collection[str]) -> None:
         """Raise where nodes of these kinds take values with several uses, and the parts were not measured.
@@ -78,12 +85,12 @@ class Evidence:
         if view.flow.event.sites == "edge":
             return
         known = (n.key for n in view.flow.nodes if view.kinds[n.key] in kinds and view.received(n.key))
-        blind = [key for key in known if view.gain(key) is None and any(map(view.shared, view.takes[key]))]
-        if blind:
+        unknown = [key for key in known if view.gain(key) is None and any(map(view.shared, view.takes[key]))]
+        if unknown:
             message = (
-                f"{len(blind)} operations take values with several uses, whose parts were not measured (sites='edge')"
+                f"{len(unknown)} operations take values with several uses, whose parts were not measured (sites='edge')"
             )
-            raise LackingError(message)
+            raise LackingError(message, give="sites='edge'")
 
     def need_counts(self) -> None:
         """Raise where gradients were not counted.
@@ -93,12 +100,12 @@ class Evidence:
         """
         if self.view.flow.event.level == "norm":
             message = "counts of entries need statistics='full'"
-            raise LackingError(message)
+            raise LackingError(message, give="statistics='full'")
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A rule: gives its findings over the evidence, or raises ``LackingError``."""
+    """A check: gives its findings over the evidence, or raises ``LackingError``."""
 
     name: str
     check: Callable[[Evidence], Iterable[Finding]]
@@ -106,7 +113,7 @@ class Check:
 
 @dataclass(slots=True)
 class Draft:
-    """A finding in the making: facts that most rules fill the same way."""
+    """A finding in the making: facts that most checks fill the same way."""
 
     evidence: Evidence
     rule: str

@@ -7,14 +7,17 @@ from typing import Any
 
 from fxgrad.diagnosis import (
     always_zero,
+    cancelled,
     dead,
     local,
+    losses,
     missing,
     optimizers,
     origin,
     paths,
     precision,
     steps,
+    unregistered,
     updates,
     zeros,
 )
@@ -37,9 +40,12 @@ DEFAULT_CHECKS = (
     Check("update_size", updates.update_size),
     Check("detached", missing.detached),
     Check("underflow", precision.underflow),
+    Check("double_activation", losses.double_activation),
+    Check("target_range", losses.target_range),
     Check("scale_break", local.scale_break),
     Check("dead", dead.dead),
     Check("zero", zeros.zero),
+    Check("cancelled", cancelled.cancelled),
     Check("saturated", local.saturated),
     Check("vanishing", paths.vanishing),
     Check("exploding", paths.exploding),
@@ -47,6 +53,7 @@ DEFAULT_CHECKS = (
     Check("update_lost", updates.update_lost),
     Check("optimizer_epsilon", updates.optimizer_epsilon),
     Check("unused", missing.unused),
+    Check("unregistered", unregistered.unregistered),
     Check("starved", local.starved),
     Check("symmetry", steps.symmetry),
     Check("loss_seed", steps.loss_seed),
@@ -91,9 +98,9 @@ def diagnose(
         try:
             found += _findings_of(check, evidence)
         except LackingError as error:
-            lacking.append(NotChecked(check.name, str(error)))
+            lacking.append(NotChecked(check.name, str(error), error.give))
         except Exception as error:  # noqa: BLE001  # a fault in a check must not take the picture with it
-            lacking.append(NotChecked(check.name, f"the check raised {type(error).__name__}: {error}"))
+            lacking.append(NotChecked(check.name, f"the check raised {type(error).__name__}: {error}", give=""))
     if any(check.name == "zero" for check in given):
         if all(finding.severity == "info" for finding in found):
             found += zeros.nothing_learnt(evidence)

@@ -6,6 +6,8 @@ from fxgrad.schema import Constant, Node
 
 _MODULES = {
     "linear": "linear", "lazylinear": "linear", "bilinear": "linear", "nondynamicallyquantizablelinear": "linear",
+    "crossentropyloss": "cross_entropy", "bcewithlogitsloss": "binary_cross_entropy_with_logits",
+    "bceloss": "binary_cross_entropy", "mseloss": "mse_loss", "nllloss": "nll_loss", "logsigmoid": "logsigmoid",
     "multiheadattention": "attention", "embeddingbag": "embedding", "identity": "identity",
     "softmax2d": "softmax", "hardtanh": "clamp", "relu6": "relu6",
 }  # fmt: skip

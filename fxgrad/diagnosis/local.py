@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from statistics import median
 
 from fxgrad.diagnosis.check import Draft, Evidence, LackingError, number
 from fxgrad.diagnosis.kinds import SCALING, WEIGHTED, constant
 from fxgrad.diagnosis.view import FlowView, decades
-from fxgrad.diagnosis.weights import factor, throttled
+from fxgrad.diagnosis.weights import factor, main_weight, throttled
 from fxgrad.schema import Constant, Consumer, Finding, Node, Severity, Statistics
 
-_VIEWS = frozenset(
+VIEWS = frozenset(
     {"view", "reshape", "squeeze", "flatten", "unsqueeze", "float", "to", "permute", "transpose", "getitem"}
 )
 _UNIT = 1.5  # decades more that a constant behind all weights may have: the unit of what is predicted
 _SURE = 1e-4  # gain that a classifier which has learnt to be sure may have
 _INSIDE = 0.5  # of the slope that is allowed to a softmax inside of the model: attention may be sharp
+_INVERSE_EPS = 1 / math.sqrt(1e-5)  # what nn.BatchNorm begins with
+_USES = 0.1  # of the factor that a running variance of zero makes: above it that is what was used
 _BETWEEN = 2.0  # decades beyond ``scale_break`` from which on it is an error
 
 
@@ -36,6 +39,8 @@ def scale_break(evidence: Evidence) -> Iterator[Finding]:
     zero) are exempt while their scale is small.
     """
     for node in evidence.view.flow.nodes:
+        if evidence.view.kinds[node.key] == "batch_norm":
+            yield from _without_variance(evidence, node)
         if evidence.view.kinds[node.key] not in SCALING:
             continue
         gain = over_steps(evidence, node.key, lambda view, key: view.gain(key))
@@ -54,6 +59,33 @@ def scale_break(evidence: Evidence) -> Iterator[Finding]:
         if gain > 1 or throttled(evidence.view, node, evidence.thresholds.throttle) is None:
             yield _break(evidence, node, gain)
     evidence.need_parts(SCALING)
+
+
+def _without_variance(evidence: Evidence, node: Node) -> Iterator[Finding]:
+    """A batch normalisation by a running variance of zero, as in eval mode before any training."""
+    finite = [one for one in evidence.views if node.key in one.nodes and one.gain(node.key)]
+    view = finite[0] if finite else evidence.view  # before what it leads to spoils the numbers
+    for buffer in view.flow.buffers:
+        if not buffer.name.endswith("running_var") or buffer.name not in node.parameters or buffer.value.max_abs != 0:
+            continue
+        eps = constant(node, "eps", "args[7]")
+        usual = 1 / math.sqrt(eps.number) if eps is not None and eps.number else _INVERSE_EPS
+        weight = main_weight(view, node)
+        scale = weight.value.rms if weight is not None and weight.value is not None else 1.0
+        gain = view.gain(node.key)
+        value = next((site.value.rms for site in view.sites[node.key] if site.value is not None), 0.0)
+        used = gain > _USES * usual * scale if gain is not None else value > _USES * usual * scale
+        if used:  # in training mode it would be the batch's own variance
+            shown = gain if gain is not None else usual * scale
+            draft = Draft(
+                evidence, "scale_break", "error",
+                f"{view.source_words(node.key)} divides by the root of {buffer.name}, which is zero all over: values "
+                f"and gradients are multiplied by {number(shown)} (1/sqrt(eps))",
+                f"set {buffer.name} to 1 (reset_running_stats()), load it from the checkpoint, or train with "
+                "model.train() before model.eval()",
+                {"gain": shown, "decades": decades(shown), "running_var": 0.0},
+            )  # fmt: skip
+            yield draft.at(node, view=view, parameter=buffer.name, path=view.way_back(node.key))
 
 
 def _factor(node: Node) -> Constant | None:
@@ -181,7 +213,7 @@ def is_last(view: FlowView, key: str) -> bool:
         users = {edge.consumer.key for edge in view.users[key]}
         if any(view.nodes[user].op == "output" for user in users):
             return True
-        if len(users) != 1 or view.kinds[next(iter(users))] not in _VIEWS:
+        if len(users) != 1 or view.kinds[next(iter(users))] not in VIEWS:
             return False
         key = next(iter(users))
     return False
@@ -204,13 +236,14 @@ def _saturation(evidence: Evidence, node: Node, flat: float, gain: float) -> Fin
     if inputs and inputs[0] is not None:
         numbers["input_rms"], numbers["input_max_abs"] = inputs[0].rms, inputs[0].max_abs or 0.0
     mend = {
-        "softmax": "scale its input down (1/sqrt(d) in attention, query-key normalisation), or drop a softmax that "
-        "stands before cross_entropy",
+        "softmax": "scale its input down: in attention divide the scores by sqrt(d), initialise query and key smaller, "
+        "or normalise both; at the end of a model drop a softmax that stands before cross_entropy",
         "clamp": "its input lies outside of the limits: rescale it, or widen them",
     }.get(kind, "scale its input down: smaller initialisation, normalised inputs, normalisation before it")
+    large = f"its input has rms {number(numbers['input_rms'])}, " if "input_rms" in numbers else ""
     message = (
-        f"{view.source_words(node.key)} is saturated: mean slope {number(flat)}, only {number(gain)} of the gradient "
-        "passes"
+        f"{view.source_words(node.key)} is saturated: {large}mean slope {number(flat)}, only {number(gain)} of the "
+        "gradient passes"
     )
     severity: Severity = "error" if gain == 0 else "warning"
     if kind in {"sigmoid", "tanh"} and gain > _SURE and is_last(view, node.key):
@@ -230,7 +263,7 @@ def starved(evidence: Evidence) -> Iterator[Finding]:
     view = evidence.view
     if view.flow.event.sites != "edge":
         message = "the parts of a fan-out were not measured (sites='edge')"
-        raise LackingError(message)
+        raise LackingError(message, give="sites='edge'")
     for value, edges in view.uses.items():
         parts = [(edge, s) for edge in edges if (s := view.part(edge)) is not None and s.nonfinite is False]
         largest = max((s.l2_norm for _, s in parts), default=0.0)

@@ -11,6 +11,7 @@ from fxgrad.diagnosis.kinds import WEIGHTED
 from fxgrad.diagnosis.view import FlowView
 from fxgrad.schema import BlindSpot, Finding, Node, ParameterRecord
 
+_CHECKPOINT = "reentrant_checkpoint"
 _NUMBERED = re.compile(r"^(?P<list>.*?)(?:^|\.)\d+(?:\..*)?$")
 
 
@@ -43,6 +44,9 @@ def _cut(view: FlowView, record: ParameterRecord) -> tuple[str, str] | None:
     dropped = None
     for key in view.owners.get(record.name, ()):
         for spot in _spots(view).get(key, ()):
+            region = _region(view, spot.cut or key)
+            if region is not None:
+                return "detached", region
             if spot.cut is not None:
                 return "detached", view.function_around(spot.cut) or spot.cut
             if spot.reason in {"no_grad_region", "detached", "integer"}:
@@ -83,6 +87,12 @@ def _from_nowhere(view: FlowView, node: Node) -> bool:
     if view.takes[node.key] or node.op in ("placeholder", "output"):
         return False
     return view.kinds[node.key] == "tensor" or (view.kinds[node.key] in WEIGHTED and bool(view.received(node.key)))
+
+
+def _region(view: FlowView, key: str) -> str | None:
+    """Of a node in a reentrant checkpoint, the first that is in one without a gradient: one cause for all of them."""
+    inside = [k for k, spots in _spots(view).items() if any(spot.reason == _CHECKPOINT for spot in spots)]
+    return min(inside, key=view.order.__getitem__) if key in inside else None
 
 
 def _scalar_at_the_end(view: FlowView, key: str) -> bool:
@@ -132,7 +142,7 @@ def _left_out(view: FlowView, names: tuple[str, ...]) -> bool:
     return any(r.requires_grad and r.name not in facts.missing for r in view.flow.parameters)
 
 
-def _how(view: FlowView, node: Node) -> tuple[str, str]:
+def _how(view: FlowView, node: Node) -> tuple[str, str]:  # noqa: PLR0911  # one return a reason
     kind = view.kinds[node.key]
     reasons = {spot.reason for spot in _spots(view).get(node.key, ())}
     if kind in {"detach", "data"}:
@@ -143,6 +153,14 @@ def _how(view: FlowView, node: Node) -> tuple[str, str]:
         return "its backward returns no gradient for it", "return a gradient from the backward of this function"
     if reasons <= {"output_unused", "not_reached"}:
         return "what comes of it is read as a Python number (.item(), float())", "keep it a tensor until the loss"
+    if _CHECKPOINT in reasons:
+        return (
+            "it ran in a reentrant checkpoint none of whose inputs requires a gradient, so that nothing comes back",
+            (
+                "use checkpoint(..., use_reentrant=False), or let an input require a gradient "
+                "(model.enable_input_require_grads() in transformers)"
+            ),
+        )
     if "no_grad_region" in reasons:
         return "it ran where gradients are switched off", "move it out of torch.no_grad() or inference_mode()"
     if "integer" in reasons:

@@ -9,6 +9,7 @@ from statistics import median
 
 from fxgrad.diagnosis.check import Draft, Evidence, LackingError, listed, number
 from fxgrad.diagnosis.steps import total_norm
+from fxgrad.diagnosis.updates import could_give
 from fxgrad.diagnosis.view import FlowView
 from fxgrad.schema import Finding, OptimizerFacts, ParameterRecord, StepFacts, Update
 
@@ -29,7 +30,7 @@ def need_optimizer(evidence: Evidence) -> OptimizerFacts:
     facts = evidence.view.flow.optimizer
     if facts is None:
         message = "no optimizer was given to watch (optimizer=)"
-        raise LackingError(message)
+        raise LackingError(message, give=could_give(evidence))
     return facts
 
 

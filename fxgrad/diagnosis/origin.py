@@ -8,8 +8,9 @@ from functools import cached_property
 from math import isnan
 from typing import Literal
 
-from fxgrad.diagnosis.causes import Cause, cause_of
-from fxgrad.diagnosis.check import Draft, Evidence, LackingError, listed, number
+from fxgrad.diagnosis.advice import of_nonfinite, of_nonfinite_loss
+from fxgrad.diagnosis.causes import Cause
+from fxgrad.diagnosis.check import Draft, Evidence, LackingError, listed
 from fxgrad.diagnosis.spoilt import spoilt_by_step
 from fxgrad.diagnosis.view import FlowView
 from fxgrad.schema import Edge, Finding, Severity, Site, Statistics
@@ -296,15 +297,13 @@ class _Origin:
     def _given(self, key: str) -> str:
         """What a node took, in words."""
         if not self.view.takes[key]:
-            return "it takes no values"
+            names = self.view.nodes[key].parameters
+            return f"it takes {listed(names)}, which held finite numbers" if names else "it takes no values"
         taken = {self.states.get(e.producer + e.output_position) for e in self.view.takes[key]}
         return "infinite entries of its inputs were a mask" if "masked" in taken else "its inputs were finite"
 
     def _cause(self, place: _Place) -> Cause:
-        sites = self.view.sites[place.key]
-        overflow = place.statistics is not None and bool(place.statistics.inf_count)
-        return cause_of(self.view.kinds[place.key], sites[0].dtype if sites else "", forward=place.kind == "forward",
-                        overflow=overflow)  # fmt: skip
+        return of_nonfinite(self.view, place.key, place.statistics, forward=place.kind == "forward")
 
     def _severity(self) -> Severity:
         if not self._scaled():
@@ -376,12 +375,12 @@ class _Origin:
         unknown = "" if self.flow.event.values else " (whether the outputs themselves were finite was not measured)"
         where = f" at {last.id}" if last is not None else ""
         scaled = bool(self.flow.event.loss_scale) and self._overflows()
+        cause = of_nonfinite_loss(self.view)
         draft = Draft(
             self.evidence, "nonfinite",
             ("info" if self._skipped() <= self.evidence.thresholds.skips else "warning") if scaled else "error",
-            f"the gradient was non-finite already when it entered the model{where}: the loss made it{unknown}",
-            "look at the loss: log or division of 0, every label ignored, a scale that overflows"
-            + (f" (loss scale {number(self.flow.event.loss_scale)})" if self.flow.event.loss_scale else ""),
+            f"the gradient was non-finite already when it entered the model{where}: {cause.why}{unknown}",
+            cause.mend,
             {"nan_count": (last.nan_count or 0) if last else 0, "inf_count": (last.inf_count or 0) if last else 0},
         )  # fmt: skip
         path = tuple(site.key for site in reversed(wrong))

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 from statistics import median
 
+from fxgrad.diagnosis.advice import of_chain, of_one
 from fxgrad.diagnosis.check import Draft, Evidence, number
 from fxgrad.diagnosis.kinds import NORMS, WEIGHTED
 from fxgrad.diagnosis.local import is_output_unit
@@ -25,6 +26,8 @@ _SHARES = frozenset(
 _NORMALISES = frozenset({"normalize", "cosine_similarity"})  # their gradient at a zero vector is that of 1/eps
 _UNIT = 1.5  # decades more that a constant behind all weights may gain: the unit of what is predicted
 _SHARE = 0.4  # of all decades: what one node must do to be blamed alone
+_UNIFORM = 2.0  # times the median of a chain, in decades: what no operation of a uniform one exceeds
+_SCORES = frozenset({"attention", "matmul", "softmax"})
 _INIT = 0.5  # share of tiny weights from which on they are no throttle but the initialisation
 
 
@@ -198,6 +201,7 @@ def _finding(evidence: Evidence, path: Path, what: tuple[str, str], level: float
     way = list(takewhile(lambda s: s.key != end, path.steps))
     moving = [step for step in way if not step.throttle]
     step = max(moving, key=lambda s: sign * s.change)
+    recurrent = _recurrent(view, path)
     # A normalisation gains what the operation before it has lost, unless that is out of all proportion.
     own = evidence.thresholds.scale_break if view.kinds[step.key] in NORMS else evidence.thresholds.own_drop
     alone = sign * step.change > max(own, _SHARE * abs(level))
@@ -209,20 +213,40 @@ def _finding(evidence: Evidence, path: Path, what: tuple[str, str], level: float
         f"gradient l2 norm {verb} by {abs(level):.1f} decades from {view.source_words(path.first)} to "
         f"{view.source_words(end)}"
     )
+    numbers = {"decades": level, "own_decades": step.change, "alone": float(alone), "per_node": rate}
     if alone:
         message += f"; {number(10**step.change)}x of it at {view.source_words(step.key)}"
-        mend = _one(rule)
+        step = _first_of_its_kind(view, step, sign)
+        cause = of_one(view, rule, view.nodes[step.key])
     else:
-        message += f", {number(rate)}x per weighted node; {view.kinds[step.key]} operations take most of it"
-        mend = _all(rule, view.kinds[step.key])
-    draft = Draft(evidence, rule, severity, message, mend, {  # type: ignore[arg-type]
-        "decades": level, "own_decades": step.change, "alone": float(alone), "per_node": rate, "nodes": len(path.steps),
-    })  # fmt: skip
+        kind = view.kinds[step.key]
+        alike = [one.change for one in moving if view.kinds[one.key] == kind]
+        each = 10 ** (sum(alike) / len(alike))
+        numbers |= {"operations": len(alike), "each": each}
+        message += f": all {len(alike)} {kind} operations, about x{number(each)} each" if len(alike) > 1 else ""
+        cause = of_chain(view, rule, kind, recurrent=recurrent)
+    message += f". Likely: {cause.why}" if cause.why else ""
+    numbers["nodes"] = len(path.steps)
+    draft = Draft(evidence, rule, severity, message, cause.mend, numbers)  # type: ignore[arg-type]
     return draft.at(view.nodes[step.key], path=tuple(s.key for s in path.steps), affected=_hit(view, path, level))
+
+
+def _first_of_its_kind(view: FlowView, worst: Step, sign: float) -> Step:
+    """Of the attentions that do about as much, the first in forward order: which is the worst varies by chance."""
+    kind = view.kinds[worst.key]
+    for node in view.flow.nodes if kind in _SCORES else ():
+        if view.kinds[node.key] != kind or not view.received(node.key):
+            continue
+        gain = view.gain(node.key)
+        if gain is None or sign * decades(gain) > sign * worst.change / 2:  # None: what it sends was not measured
+            return Step(node.key, worst.change if gain is None else decades(gain), throttle=False)
+    return worst
 
 
 def _of_the_guilty_kind(view: FlowView, steps: list[Step], sign: float) -> Step:
     """Of the kind of node that changes the gradient most in sum, the node that changes it most.
+
+    Where none does much more than the others, it is the first in forward order, whatever the seed.
 
     A node that is called again and again, as in an unrolled recurrence, is a kind of its own.
     """
@@ -234,8 +258,12 @@ def _of_the_guilty_kind(view: FlowView, steps: list[Step], sign: float) -> Step:
     for step in steps:
         total[kinds[step.key]] = total.get(kinds[step.key], 0.0) + sign * step.change
     worst = max(total, key=lambda kind: total[kind])
-    # Rounded, so that of equal ones the first is named, whatever the scale of the loss does to the last digits.
-    return max((s for s in steps if kinds[s.key] == worst), key=lambda s: round(sign * s.change, 2))
+    alike = [s for s in steps if kinds[s.key] == worst]
+    # Rounded, so that of equal ones the same is named, whatever the scale of the loss does to the last digits.
+    most = max(alike, key=lambda s: round(sign * s.change, 2))
+    usual = median(sign * s.change for s in alike)
+    uniform = len(alike) >= _CHAIN and sign * most.change < _UNIFORM * usual
+    return min(alike, key=lambda s: view.order[s.key]) if uniform else most
 
 
 def _stem(key: str) -> str:
@@ -250,22 +278,6 @@ def _hit(view: FlowView, path: Path, level: float) -> tuple[str, ...]:
             names += [r.name for r in view.records(view.nodes[step.key]) if r.statistics is not None]
         at += step.change
     return tuple(dict.fromkeys(names))
-
-
-def _one(rule: str) -> str:
-    if rule == "vanishing":
-        return "look at this operation (a tiny factor or weight, a flat activation): rescale it, or lead a skip past it"
-    return "look at this operation: a huge factor or weight; initialise it like its neighbours, or normalise behind it"
-
-
-def _all(rule: str, kind: str) -> str:
-    if rule == "exploding":
-        return "lower the gain of the initialisation (He for ReLU, Xavier for tanh), add normalisation, clip gradients"
-    if kind in {"sigmoid", "tanh"}:
-        return "use ReLU, GELU or SiLU with a fitting initialisation, or skip connections with normalisation"
-    if kind in WEIGHTED:
-        return "raise the gain of the initialisation (He for ReLU, Xavier for tanh), or add normalisation and skips"
-    return "add skip connections with normalisation, a shorter unroll or gates"
 
 
 def level_words(change: float) -> str:

@@ -1,4 +1,4 @@
-"""Rules about steps: spikes, updates, the optimizer's epsilon, the gradient at the loss, symmetry."""
+"""Checks about steps: spikes, updates, the optimizer's epsilon, the gradient at the loss, symmetry."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterator
 from statistics import median
 
+from fxgrad.diagnosis.advice import of_loss, of_zero_loss
+from fxgrad.diagnosis.causes import Cause
 from fxgrad.diagnosis.check import Draft, Evidence, LackingError, listed, number
 from fxgrad.diagnosis.kinds import WEIGHTED
 from fxgrad.diagnosis.precision import seeds_of
@@ -108,6 +110,7 @@ def loss_seed(evidence: Evidence) -> Iterator[Finding]:
     view = evidence.view
     seeds = [site for site in seeds_of(view) if site.statistics is not None and not site.statistics.nonfinite]
     if seeds and all(site.statistics is not None and site.statistics.all_zero for site in seeds):
+        cause = of_zero_loss(view)
         alone = len(evidence.views) == 1
         lasting = all(s.statistics is not None and s.statistics.all_zero for v in evidence.recent for s in seeds_of(v))
         met = view.flow.event.margins_met
@@ -115,10 +118,9 @@ def loss_seed(evidence: Evidence) -> Iterator[Finding]:
         draft = Draft(
             evidence, "loss_seed", "warning" if (alone and not met) or (evidence.several and lasting) else "info",
             f"the gradient that the loss sends to the model's output {seeds[0].id} is zero all over: nothing is learnt"
-            + why,
+            + (why or (f". Likely: {cause.why}" if cause.why else "")),
             "nothing, where it is one batch; otherwise harder samples (mining) or a larger margin" if met
-            else "look at the loss: a margin that every sample meets (triplet, hinge), every label ignored or masked, "
-            "a softmax over one class",
+            else cause.mend,
             {"outputs": len(seeds)},
         )  # fmt: skip
         yield draft.at(None, affected=tuple(r.name for r in view.flow.parameters if r.statistics is not None))
@@ -128,11 +130,13 @@ def loss_seed(evidence: Evidence) -> Iterator[Finding]:
         raise LackingError(message)
     for site in seeds:
         size = _seed_size(view, site)
+        cause = of_loss(view) or Cause("", "look at the scale and the reduction of the loss")
         if size and not evidence.thresholds.seed_low <= size <= evidence.thresholds.seed_high:
             draft = Draft(
                 evidence, "loss_seed", "info",
-                f"the gradient that the loss sends to the model's output {site.id} has rms {number(site.rms or 0.0)}",
-                "look at the scale and the reduction of the loss", {"rms": site.rms or 0.0, "size": size},
+                f"the gradient that the loss sends to the model's output {site.id} has rms {number(site.rms or 0.0)}"
+                + (f". Likely: {cause.why}" if cause.why else ""),
+                cause.mend, {"rms": site.rms or 0.0, "size": size},
             )  # fmt: skip
             yield draft.at(None)
             return

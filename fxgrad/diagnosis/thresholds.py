@@ -1,4 +1,4 @@
-"""Every number that a rule compares with, in one place."""
+"""Every number that a check compares with, in one place."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ from dataclasses import dataclass, fields
 
 from fxgrad.errors import OptionError
 
+_SHOWN = 3  # that the short form names
+
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """Thresholds of the rules.  ``decades`` are log10 of a ratio of l2 norms.
+    """Thresholds of the checks.  ``decades`` are log10 of a ratio of l2 norms.
 
     Attributes:
-        steps: flows that the history form of a rule looks at; shorter series are judged by their last flow.
+        steps: flows that the history form of a check looks at; shorter series are judged by their last flow.
         vanishing, vanishing_error: decades that a gradient may lose on its way to the parameters that lie furthest from
             the loss, for a warning and for an error.
         vanishing_recurrent: the same over the calls of a recurrence, whose parameters get a gradient from later calls.
@@ -33,6 +35,7 @@ class Thresholds:
         sigmoid_slope, tanh_slope, clamp_slope: mean derivative below which the activation is saturated.
         sigmoid_gain, tanh_gain, softmax_gain, clamp_gain: and the gain that it must stay below as well.
         softmax_mass: mean of the largest share of a softmax from which on it is saturated.
+        cancelled: gradient of a value over the largest part of it that a use sends back, below which the parts cancel.
         starved: share of its largest sibling's gradient below which a branch starves.
         starved_steps: steps after which that is a warning.
         underflow, underflow_info: share of entries that become zero in their dtype.
@@ -49,6 +52,8 @@ class Thresholds:
         epsilon_share: share of weights for which that must be so.
         seed_low, seed_high: usual range of the root mean square of the gradient at the outputs, loss scale divided out.
         symmetry: variance of a weight's entries over their squared mean, below which they are all the same.
+        target_range, target_info: rms of output minus target over that of the outputs (at least 1) from which on
+            targets are far off, for a warning and for information.
         skips: steps that a GradScaler may skip among 100.
     """
 
@@ -76,6 +81,7 @@ class Thresholds:
     softmax_gain: float = 0.05
     clamp_slope: float = 0.01
     clamp_gain: float = 0.2
+    cancelled: float = 3e-6
     starved: float = 1e-4
     starved_steps: int = 100
     underflow: float = 0.5
@@ -96,10 +102,18 @@ class Thresholds:
     seed_low: float = 1e-6
     seed_high: float = 1e4
     symmetry: float = 1e-6
+    target_range: float = 3000.0
+    target_info: float = 100.0
     skips: int = 5
 
+    def __repr__(self) -> str:
+        """The thresholds that differ from the default, in one line."""
+        changed = [f"{f.name}={getattr(self, f.name)!r}" for f in fields(self) if getattr(self, f.name) != f.default]
+        words = ", ".join(changed[:_SHOWN]) + (f" and {len(changed) - _SHOWN} more" if len(changed) > _SHOWN else "")
+        return f"Thresholds({words or 'the defaults'})"
+
     def __post_init__(self) -> None:
-        """Refuse what a rule cannot compare with: its silence would look like health.
+        """Refuse what a check cannot compare with: its silence would look like health.
 
         Raises:
             OptionError: a threshold is no number or NaN, or a count of steps is no whole number of at least 1.

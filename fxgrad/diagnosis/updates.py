@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from statistics import median
 
+from fxgrad.diagnosis.advice import of_step
 from fxgrad.diagnosis.check import Draft, Evidence, LackingError, number
 from fxgrad.diagnosis.steps import total_norm
 from fxgrad.diagnosis.view import FlowView
@@ -40,7 +41,7 @@ def _stepped(evidence: Evidence) -> list[FlowView]:
     told = [v for v in evidence.views if any(r.update is not None for r in v.flow.parameters)]
     if not told and evidence.view.flow.optimizer is None:
         message = "no optimizer was given to watch (optimizer=)"
-        raise LackingError(message)
+        raise LackingError(message, give=could_give(evidence))
     return distinct(told)
 
 
@@ -59,7 +60,7 @@ def update_size(evidence: Evidence) -> Iterator[Finding]:
     told = [v for v in evidence.views if any(r.update is not None for r in v.flow.parameters)]
     if not told and (len(evidence.views) < 2 or not evidence.view.flow.event.values):  # noqa: PLR2004  # before and after
         message = "no optimizer was given to watch (optimizer=), or it has not stepped yet"
-        raise LackingError(message)
+        raise LackingError(message, give=could_give(evidence))
     large = _large_steps(evidence)
     if large:
         yield _large(evidence, large)
@@ -92,6 +93,11 @@ def ratio(record: ParameterRecord, throttle: float) -> float | None:
     return update.l2_norm / update.weight_norm if size >= throttle else None
 
 
+def could_give(evidence: Evidence) -> str | None:
+    """An optimizer can be given to the watch of a series, and not to a single pass."""
+    return "optimizer=" if len(evidence.views) > 1 and evidence.view.flow.optimizer is None else None
+
+
 def _least(record: ParameterRecord, after: FlowView | None, throttle: float) -> float | None:
     """What a parameter changed by at least until the next forward, over its norm."""
     later = None if after is None else after.parameters.get(record.name)
@@ -120,12 +126,14 @@ def _large(evidence: Evidence, steps: list[tuple[int, dict[str, float]]]) -> Fin
         numbers["learning_rate"] = update.learning_rate
         words += f" at a learning rate of {number(update.learning_rate)}"
     bad = (len(steps) > 1 and not _settled(evidence, at)) or large[name] > _RUINOUS or _harmed(evidence, at)
+    cause = of_step(view, view.parameters[name])
     draft = Draft(
         evidence, "update_size", "error" if bad else "info",
         f"the step behind backward {view.flow.event.backward} changed {name} {words} (usual: 1e-3), "
         f"{len(large)} {'matrices' if len(large) > 1 else 'matrix'} by more than the norm"
-        + (f"; so did {len(steps) - 1} more" if len(steps) > 1 else ""),
-        "lower the learning rate, clip the gradient norm, or scale targets and loss" if bad
+        + (f"; so did {len(steps) - 1} more" if len(steps) > 1 else "")
+        + (f". Likely: {cause.why}" if cause.why else ""),
+        cause.mend if bad
         else "nothing, where the loss falls: it was one step, and what follows looks as before",
         numbers,
     )  # fmt: skip
@@ -262,7 +270,7 @@ def optimizer_epsilon(evidence: Evidence) -> Iterator[Finding]:
     ]
     if not known:
         message = "no optimizer with an epsilon was given to watch (optimizer=), or it has not stepped yet"
-        raise LackingError(message)
+        raise LackingError(message, give=could_give(evidence))
     loss_scale = view.flow.event.loss_scale or 1.0
     small = [r for r in known if _swallowed(r, loss_scale, evidence.thresholds.epsilon)]
     first, now = total_norm(evidence.views[0]), total_norm(view)

@@ -1,4 +1,4 @@
-"""What rules ask of a flow: kinds, parts, levels, who comes before whom.  Worked out once per flow."""
+"""What checks ask of a flow: kinds, parts, levels, who comes before whom.  Worked out once per flow."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class FlowView:
             self.takes[edge.consumer.key].append(edge)
             self.users[edge.producer].append(edge)
             self.uses.setdefault(edge.producer + edge.output_position, []).append(edge)
-        self.memo: dict[Any, Any] = {}  # of rules: what two of them ask for
+        self.memo: dict[Any, Any] = {}  # of checks: what two of them ask for
         self._parts: dict[str, list[tuple[Edge, Statistics]]] = {}
         self.parameters = {name: record for record in flow.parameters for name in (record.name, *record.aliases)}
 
@@ -114,6 +114,7 @@ class FlowView:
             None,
             "no_grad_required",
             "no_grad_region",
+            "reentrant_checkpoint",
             "detached",
             "frozen",
             "integer",
@@ -219,7 +220,7 @@ class FlowView:
 
     def _without_gradient(self, key: str) -> bool:
         """Whether a node returned integers only, or ran where gradients are switched off."""
-        return all(self.blind.get(site.id) == "no_grad_region" for site in self.sites[key])
+        return all(self.blind.get(site.id) in {"no_grad_region", "reentrant_checkpoint"} for site in self.sites[key])
 
     @cached_property
     def owners(self) -> dict[str, list[str]]:

@@ -85,7 +85,7 @@ def _cancelled(evidence: Evidence) -> Iterator[Finding]:
         if len(parts) < 2 or site.statistics is None or not site.statistics.all_zero:  # noqa: PLR2004  # one can't cancel
             continue
         hit = silent(view, site.key)
-        last = _meeting(view, {edge.consumer.key for edge, _ in parts})
+        last = meeting(view, {edge.consumer.key for edge, _ in parts})
         if hit:
             draft = Draft(
                 evidence, "zero", evidence.at_most("warning"),
@@ -98,7 +98,7 @@ def _cancelled(evidence: Evidence) -> Iterator[Finding]:
             return
 
 
-def _meeting(view: FlowView, keys: set[str]) -> str:
+def meeting(view: FlowView, keys: set[str]) -> str:
     """The first node that all of these lead to: where two ways of one value come together again."""
     for node in view.flow.nodes:
         if all(key == node.key or view.depends(node.key, on=key) for key in keys):
@@ -135,7 +135,7 @@ class _Verdict:
 
 
 def _judge(evidence: Evidence, node: Node) -> _Verdict | None:
-    """What to say of a node that blocks; None where another rule says it."""
+    """What to say of a node that blocks; None where another check says it."""
     view = evidence.view
     kind = view.kinds[node.key]
     if kind in PIECEWISE_CONSTANT:
@@ -286,7 +286,7 @@ def _is_zero(view: FlowView, key: str) -> bool:
 
 
 def nothing_learnt(evidence: Evidence) -> Iterator[Finding]:
-    """Where no other rule raised an alarm: the loss sends a gradient, and every parameter gets exact zeros."""
+    """Where no other check raised an alarm: the loss sends a gradient, and every parameter gets exact zeros."""
     view = evidence.view
     trained = [r for r in view.flow.parameters if r.statistics is not None]
     arrived = any(view.received(node.key) for node in view.flow.nodes)

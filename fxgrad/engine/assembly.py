@@ -65,6 +65,7 @@ def assemble(kept: Kept, loss: str, level: Level) -> GradientFlow:
             accumulating=recording.accumulating,
             failed=failure_of(kept),
             differentiated=recording.differentiated,
+            loss_ops=plan.loss or (),
         ),
         buffers=() if forward is None else _buffers(forward.buffers, measured.state[len(parameters) :]),
     )
@@ -246,7 +247,7 @@ class _Sites:
         if self.source.get(site) in self.failures:
             return "statistic_failed", self.failures[self.source[site]]
         if not call.grad_enabled:
-            return "no_grad_region", ""
+            return "reentrant_checkpoint" if call.checkpointed else "no_grad_region", ""
         if site not in self.recording.not_required:
             return self._not_reached(ref, site, reached=reached)
         if call.word in _CUTS:
@@ -288,7 +289,7 @@ class _Sites:
         """Why nothing that a value depends on requires a gradient."""
         call = self.plan.calls[ref.call]
         causes = [self.reasons[used] for _, used in call.uses() if used in self.reasons]
-        for wanted in ("detached", "no_grad_region"):
+        for wanted in ("detached", "no_grad_region", "reentrant_checkpoint"):
             if any(reason == wanted for reason, _ in causes):
                 cut = next(used for _, used in call.uses() if self.reasons.get(used, ("", ""))[0] == wanted)
                 key = self.cuts[ref] = self.cuts.get(cut, self.plan.nodes[cut.call].key)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,12 +14,47 @@ from fxgrad.capture.captured import Plan
 from fxgrad.errors import ModelError, NothingToDifferentiateError
 from fxgrad.torch_support.structure import tensors_in
 
+_SEED = 20240229  # added to that of a random direction, which is thus another one than inputs of the same seed have
 _CUT_OFF = ("Relu", "Clamp", "Maximum", "MaxBackward", "Threshold", "Margin")  # nodes of autograd
 _LOSS = 200  # nodes that a loss behind the model may have to be looked through
 _SEED = 20240229  # of the random direction that stands in for a loss; any fixed number would do
 
 
-def default_loss(output: Any, name: str) -> tuple[Tensor, str]:
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """What is differentiated.
+
+    Attributes:
+        loss: takes what the model returns and gives a scalar; None for the model's own, or a random direction.
+        seed: of the random direction.
+    """
+
+    loss: Callable[[Any], Tensor] | None = None
+    seed: int = 0
+
+    def of(self, output: Any, name: str) -> tuple[Tensor, str, bool]:
+        """The scalar to differentiate, how it came about in words, and whether every margin in it is met.
+
+        ``output`` is what the model called ``name`` returned.
+
+        Raises:
+            ModelError: the loss raised, or gave no scalar.
+            NothingToDifferentiateError: nothing requires a gradient.
+        """
+        if self.loss is None:
+            scalar, words = default_loss(output, name, self.seed)
+        else:
+            try:
+                scalar = self.loss(output)
+            except Exception as error:
+                message = f"the loss raised {type(error).__name__} on the output of {name}: {error}"
+                raise ModelError(message) from error
+            words = getattr(self.loss, "__qualname__", type(self.loss).__name__)
+        check_loss(scalar, name)
+        return scalar, words, margins_met(scalar, output)
+
+
+def default_loss(output: Any, name: str, seed: int = 0) -> tuple[Tensor, str]:
     """The loss of a model that was given none, and how it came about in words."""
     own = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
     if isinstance(own, Tensor) and own.numel() == 1:
@@ -34,7 +70,7 @@ def default_loss(output: Any, name: str) -> tuple[Tensor, str]:
             "Check that parameters require a gradient and that the output is not detached, or pass loss=."
         )
         raise NothingToDifferentiateError(message)
-    generator = torch.Generator().manual_seed(_SEED)
+    generator = torch.Generator().manual_seed(_SEED + seed)
     directions = [torch.randn(t.shape, generator=generator, dtype=torch.float64) for t in useful]
     norm = torch.stack([d.square().sum() for d in directions]).sum().sqrt()
     parts = [
@@ -44,7 +80,7 @@ def default_loss(output: Any, name: str) -> tuple[Tensor, str]:
     total = parts[0].to(torch.promote_types(parts[0].dtype, torch.float32))
     for part in parts[1:]:
         total = total + part.to(total.device)
-    return total, f"a random direction of norm 1 over {len(useful)} output tensor(s), seed {_SEED}"
+    return total, f"a random direction of norm 1 over {len(useful)} output tensor(s), seed {seed}"
 
 
 def _real(dtype: torch.dtype) -> torch.dtype:

@@ -35,7 +35,7 @@ from fxgrad.rewriting.apply import MARK, NodeRules, rules_of
 from fxgrad.rewriting.tally import Windows
 from fxgrad.schema import CaptureReport, FrontEnd, GradientFlow, Level, SiteKind, Statistics
 from fxgrad.torch_support.leaf_hooks import LeafHooks
-from fxgrad.torch_support.private import functorch_active, without_torch_function
+from fxgrad.torch_support.private import functorch_active, sequence_number, without_torch_function
 
 # Norms that a float32 sum of squares holds with room to spare (1e-23 ** 2 is 0, 1.9e19 ** 2 is Inf).
 _TELLABLE = (1e-15, 1e15)
@@ -114,6 +114,7 @@ class Engine:
         with without_torch_function():
             recording = self._begin(rules, observe=observe)
         result = self._record(recording, args, kwargs)
+        recording.end = sequence_number()
         with without_torch_function():
             recording.returned()
             self._finish(recording)

@@ -131,7 +131,7 @@ class Training:
         if position is not None and _thrown_away(readings[position:], steps):
             steps = []
         skipped, asked = self._skipped(readings, position)
-        missing = self._others.among(kept.recording.parameters, self._grouped()) if self._optimizers else ((), ())
+        missing = self._others.among(_registered(kept), self._grouped()) if self._optimizers else ((), ())
         token = (*steps, skipped, asked, missing)
         if kept.completed is not None and kept.completed[0] == token:
             return kept.completed[1]
@@ -141,9 +141,17 @@ class Training:
             facts = tuple(step.read()[0] for step in steps)
             number = next((one.number for one in facts if one.number is not None), None)
             word = " + ".join(dict.fromkeys(one.type for one in self._optimizers))
-            made = dataclasses.replace(made, optimizer=OptimizerFacts(word, number, skipped, asked, *missing, facts))
+            made = dataclasses.replace(made, optimizer=OptimizerFacts(
+                word, number, skipped, asked, *missing, facts, others=self._elsewhere(kept),
+            ))  # fmt: skip
         kept.completed = (token, made)
         return made
+
+    def _elsewhere(self, kept: Kept) -> int:
+        """How many parameters of the optimizers are none of the model's."""
+        outside = kept.recording.outside
+        own = {id(parameter) for _, names, parameter in kept.recording.parameters if names[0] not in outside}
+        return len({id(one) for updates in self._optimizers for one in updates.parameters} - own)
 
     def scale_of(self, event: int) -> float | None:
         """The loss scale of an event.  Copies it to the host."""
@@ -208,3 +216,9 @@ def _completed(flow: GradientFlow, kept: Kept, scale: float | None, steps: Seque
         for record, (_, _, parameter) in zip(flow.parameters, kept.recording.parameters, strict=True)
     )
     return dataclasses.replace(flow, event=event, parameters=parameters)
+
+
+def _registered(kept: Kept) -> list[tuple[int, tuple[str, ...], Tensor]]:
+    """The parameters of an event that a registered module has; ``unregistered`` tells of the others."""
+    recording = kept.recording
+    return [one for one in recording.parameters if one[1][0] not in recording.outside]

@@ -28,7 +28,7 @@ from fxgrad.probes.insert_function import Inserted, insert_function_probes
 from fxgrad.probes.recording import Recording
 from fxgrad.record.parameters import ParameterHooks
 from fxgrad.record.slot_recorder import KeptRuns, SlotRecorder
-from fxgrad.schema import CaptureReport, GradientFlow
+from fxgrad.schema import CaptureReport, GradientFlow, History
 from fxgrad.torch_support.fake import FakeModel, fake_like, like
 from fxgrad.torch_support.private import functorch_active, has_hooks
 from fxgrad.torch_support.streams import random_streams
@@ -249,9 +249,9 @@ class Compilable(fx.GraphModule):
         return found[-1]
 
     @property
-    def history(self) -> tuple[GradientFlow, ...]:
+    def history(self) -> History:
         """The flows of the latest backward events (at most 128), oldest first."""
-        return tuple(self._observer.flows())
+        return History(self._observer.flows())
 
     def remove(self) -> None:
         """Take the hooks off the parameters; calls run the model plainly from now on."""

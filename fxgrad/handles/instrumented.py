@@ -17,7 +17,7 @@ from fxgrad.errors import CaptureError
 from fxgrad.handles.graphs import GraphEngine, Kind
 from fxgrad.handles.packing import Packed, pack, unpack
 from fxgrad.handles.watching import refuse_unwatchable
-from fxgrad.schema import GradientFlow
+from fxgrad.schema import GradientFlow, History
 from fxgrad.torch_support.private import show_graph
 
 SHARED = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")
@@ -132,9 +132,9 @@ class Instrumented(fx.GraphModule):
         return self._engine.flow()
 
     @property
-    def history(self) -> tuple[GradientFlow, ...]:
+    def history(self) -> History:
         """The flows of the latest backward events, oldest first."""
-        return tuple(self._engine.history())
+        return History(self._engine.history())
 
     def remove(self) -> None:
         """Take all hooks off; the model is as it was, and calls run the graph unobserved."""

@@ -24,6 +24,8 @@ from fxgrad.rewriting.stepping import Steps
 from fxgrad.schema import RewriteReport
 from fxgrad.torch_support.private import functorch_active, without_torch_function
 
+_PUBLIC = ("active", "apply", "remove", "report", "step")
+
 
 class Rewrite:
     """Rules at work on a model.  Made by ``fxgrad.rewrite``; also a context manager."""
@@ -143,6 +145,18 @@ class Rewrite:
                 "ran; call apply() on the rewrite where the gradients are to be changed",
                 stacklevel=2,
             )
+
+    def __repr__(self) -> str:
+        """The model's class, and how it stands."""
+        return f"Rewrite({type(self._model).__name__[:40]}, {'active' if self.active else 'removed'}, step {self.step})"
+
+    def __str__(self) -> str:
+        """The same, and what the rules did."""
+        return f"{self!r}\n{self.report()}"
+
+    def __dir__(self) -> list[str]:
+        """The public names."""
+        return list(_PUBLIC)
 
     def __enter__(self) -> Rewrite:  # noqa: PYI034  # Self is no part of typing before Python 3.11
         """The rewrite itself."""

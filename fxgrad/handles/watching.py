@@ -19,7 +19,7 @@ from fxgrad.engine.step import Engine, Options
 from fxgrad.engine.training import Training, checked_optimizers, checked_scaler
 from fxgrad.errors import NoFlowError, WatchError
 from fxgrad.handles.graphs import GraphEngine
-from fxgrad.schema import Diagnosis, Finding, GradientFlow, Level
+from fxgrad.schema import Diagnosis, Finding, GradientFlow, History, Level
 
 if TYPE_CHECKING:
     from fxgrad.diagnosis import Thresholds
@@ -50,6 +50,9 @@ class Around:
         """
         checked = {} if limits is None else checked_limits(limits, level)
         return Around(checked_optimizers(optimizer), checked_scaler(scaler), checked, checked_listener(on_finding))
+
+
+_PUBLIC = ("active", "alarms", "diagnose", "flow", "history", "pause", "remove", "resume")
 
 
 class Watch:
@@ -129,10 +132,10 @@ class Watch:
             raise NoFlowError(message) from None
 
     @property
-    def history(self) -> tuple[GradientFlow, ...]:
+    def history(self) -> History:
         """The flows of the latest backward events (at most 128), oldest first; one per forward call of an event."""
         self._host.stay()
-        return tuple(self.engine.history())
+        return History(self.engine.history())
 
     def diagnose(self, thresholds: Thresholds | None = None) -> Diagnosis:
         """What the rules say of ``history``: ``fxgrad.diagnosis.diagnose`` over it.
@@ -186,6 +189,19 @@ class Watch:
             self._training.remove()
         self._host.one_shots -= self.one_shot
         self._host.leave(self)
+
+    def __repr__(self) -> str:
+        """The model's class, and how it stands."""
+        state = "removed" if not self.active else "paused" if self._paused else "active"
+        return f"Watch({type(self._model).__name__[:40]}, {state}, {self._forwards} training forwards seen)"
+
+    def __str__(self) -> str:
+        """The same, and the history in lines."""
+        return f"{self!r}\n{self.history}"
+
+    def __dir__(self) -> list[str]:
+        """The public names."""
+        return list(_PUBLIC)
 
     def __enter__(self) -> Watch:  # noqa: PYI034  # Self is no part of typing before Python 3.11
         """The watch itself."""

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from fxgrad.probes.edges import EdgeNotes
 from fxgrad.probes.probe import put
-from fxgrad.torch_support.private import version_of, versions_of
+from fxgrad.torch_support.private import without_torch_function
+from fxgrad.torch_support.private_passes import versions_of
 from fxgrad.torch_support.structure import tensors_in
 
 
@@ -44,6 +45,7 @@ class Recording:
         written: the statistics of the values that were taken in C++, if any.
         units: the active units of activations that were counted in C++: slot, axis, counts.
         record: what C++ hooks of probes write to, a slot for each site; None where the hooks are Python's.
+        end: of the calling thread, autograd's number when the forward had returned; None before.
         recomputed: whether a part of the forward runs again in the backward pass, under the Python recorder.
         outside: names of parameters that are not registered.
         versions: of the parameters when the forward had returned.
@@ -51,10 +53,10 @@ class Recording:
     """
 
     __slots__ = (
-        "__weakref__", "accumulating", "changed", "computed", "deviation", "differentiated", "edges", "escalated",
-        "expected", "freed", "leaves", "not_required", "number", "outside", "parameters", "part", "partial",
-        "places", "plan", "recomputed", "record", "report", "rewriting", "same", "shapes", "sink", "sizes", "slots",
-        "task", "units", "unprobed", "untold", "values", "versions", "window", "written",
+        "__weakref__", "accumulating", "changed", "computed", "deviation", "differentiated", "edges", "end",
+        "escalated", "expected", "freed", "leaves", "not_required", "number", "outside", "parameters", "part",
+        "partial", "places", "plan", "recomputed", "record", "report", "rewriting", "same", "shapes", "sink", "sizes",
+        "slots", "task", "units", "unprobed", "untold", "values", "versions", "window", "written",
     )  # fmt: skip
 
     def __init__(self, sink: Any, number: int, expected: int) -> None:
@@ -93,6 +95,7 @@ class Recording:
         self.freed = False
         self.outside: frozenset[str] = frozenset()
         self.changed: tuple[str, ...] = ()
+        self.end: int | None = None
 
     def shape_of(self, site: int) -> tuple[int, ...] | None:
         """Of the value at a site in this call; None where that is not known."""
@@ -145,8 +148,10 @@ class Recording:
 
     def raising(self) -> None:
         """A backward pass is raising: which parameters are not as the forward left them?"""
-        now = zip(self.parameters, self.versions, strict=False)
-        self.changed = tuple(names[0] for (_, names, tensor), version in now if version_of(tensor) != version)
+        with without_torch_function():
+            now = versions_of(parameter for _, _, parameter in self.parameters)
+        pairs = zip(self.parameters, self.versions, now, strict=False)
+        self.changed = tuple(names[0] for (_, names, _), before, after in pairs if before != after)
 
     def passed(self, *, freed: bool) -> None:
         """A backward pass is over."""

@@ -19,6 +19,7 @@ from fxgrad.record.events import Event, Events
 from fxgrad.record.full import is_staged, write_any_norm, write_bins, write_full
 from fxgrad.record.hooks import FullHook, Hook, norm_of_float32, norm_of_half, write_fast
 from fxgrad.record.library import library
+from fxgrad.record.loss import ops_of_the_loss
 from fxgrad.record.native import SEVERAL, Written, settle
 from fxgrad.record.owners import Owner, Parameters
 from fxgrad.record.parked import Parking
@@ -29,10 +30,10 @@ from fxgrad.record.statistics import accumulator, columns, dense, dottable, writ
 from fxgrad.torch_support.private import (
     current_backward,
     functorch_active,
-    keeps_graph,
     under_a_mode,
     without_dispatch_modes,
 )
+from fxgrad.torch_support.private_passes import keeps_graph
 
 if TYPE_CHECKING:
     from fxgrad.schema import GradientFlow, Level
@@ -113,6 +114,16 @@ class Kept:
                 self.readings[index] = (self.usual, reading, reading.numel(), index)
             elif reading is not None and isinstance(reading[0], Batch) and reading[0].result is None:
                 self.failures[index] = reading[0].error or "the batch that it was in was never reduced"
+
+
+def _look_at_the_loss(recording: Any) -> None:
+    """A backward pass comes to a forward call: the first time for its graph, what the loss did with its outputs."""
+    plan, end = getattr(recording, "plan", None), getattr(recording, "end", None)
+    if plan is None or end is None or plan.loss is not None:
+        return
+    plan.loss = ()
+    with contextlib.suppress(Exception):  # the user's backward must go on
+        plan.loss = ops_of_the_loss(end)
 
 
 class Recorder(Events[BackwardEvent]):
@@ -267,6 +278,8 @@ class Recorder(Events[BackwardEvent]):
         kind = owner is self.parameters
         free = self._free[kind]
         part = event.parts[owner] = Part(event, free.pop() if free else Slots(self._impatient[kind]), [])
+        if not kind:
+            _look_at_the_loss(owner)
         return part
 
     def native_begins(self, owner: Owner, written: Written) -> bool:

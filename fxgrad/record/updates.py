@@ -6,7 +6,7 @@ import math
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -147,11 +147,13 @@ class Updates:
         self._settings: list[Settings] = []
         self._gradient: Tensor | None = None
         self._carried: deque[_Carried] = deque(maxlen=HISTORY)
-        self._optimizer = weakref.ref(optimizer)
+        self._optimizer = weakref.ref(optimizer)  # a watch keeps no optimizer's state alive
+        self._grouped: list[Tensor] = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         self._found: Tensor | None = None
         self._skips: Tensor | None = None
         self._layout: Layout | None = None
         self._failed = False
+        self._optimizer = weakref.ref(optimizer)
         # What torch.compile makes of a step must not contain us.
         before, after = map(torch.compiler.disable, (self._before, self._after))
         self._handles = (optimizer.register_step_pre_hook(before), optimizer.register_step_post_hook(after))
@@ -170,19 +172,17 @@ class Updates:
 
     def begins(self, event: int) -> None:
         """A backward event begins: what gradients its parameters carry from before."""
-        there = [(p, p.grad) for p in self._grouped() if p.grad is not None]
+        there = [(p, p.grad) for p in self.parameters if p.grad is not None]
         norm = joint_norm([gradient for _, gradient in there]) if there else 0.0
         self._carried.append(_Carried(event, norm, [(p, place) for p, g in there[:_ASKED] if (place := _place(g))]))
 
-    def _grouped(self) -> Iterator[Tensor]:
-        optimizer = self._optimizer()
-        for group in () if optimizer is None else optimizer.param_groups:
-            yield from group["params"]
-
     @property
     def parameters(self) -> list[Tensor]:
-        """All that are in a group of the optimizer now."""
-        return list(self._grouped())
+        """All that are in a group of the optimizer now, or were last while it was there."""
+        optimizer = self._optimizer()
+        if optimizer is not None:
+            self._grouped = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        return self._grouped
 
     def of(self, event: int) -> Step | None:
         """The step that used this backward event, if it has been taken and was measured."""

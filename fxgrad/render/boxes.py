@@ -1,4 +1,4 @@
-"""What the picture shows as one box: a node, a collapsed module call, or a run of repeated blocks.
+"""What a picture or a profile shows as one box: a node, a collapsed module call, or a run of repeated blocks.
 
 A node's *container* is the module whose forward made it (for a leaf module: the module that called the leaf).  Down
 to ``depth`` module levels containers are drawn as clusters; deeper ones collapse into one box per call.
@@ -6,13 +6,20 @@ to ``depth`` module levels containers are drawn as clusters; deeper ones collaps
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from fxgrad.graph import sites_of
+from fxgrad.render.passing import pass_through
 from fxgrad.schema import GradientFlow, Node, Site
 
-READABLE = 60  # boxes that fit on one screen
+__all__ = ["READABLE", "Box", "boxes_of", "container_of", "grouped"]
+
+READABLE = 40  # boxes that fit on one screen
 REPEATS = 3  # fewer repeated blocks are drawn one by one
+_PERIOD = 10  # boxes that one repeated block may have
+_CONTAINERS = frozenset({"Sequential", "ModuleList", "ModuleDict"})  # their class says nothing of what is inside
 
 
 @dataclass(slots=True)
@@ -23,9 +30,10 @@ class Box:
         container: the modules in whose clusters it lies, outermost first.
         path: of the collapsed module, "" for a single node.
         type: class name of the collapsed module.
-        nodes: what it stands for, in order.
+        nodes: what it stands for, in order; behind a single node those that pass its gradient on as it is.
         outputs: the sites that leave it.
         blocks: for a run of repeated blocks, the boxes folded into this one.
+        parts: for one block of several boxes, these.
     """
 
     container: tuple[str, ...]
@@ -34,16 +42,27 @@ class Box:
     nodes: list[Node]
     outputs: list[Site] = field(default_factory=list)
     blocks: list[Box] = field(default_factory=list)
+    parts: list[Box] = field(default_factory=list)
 
     @property
     def single(self) -> bool:
-        """Whether it is one node and not a module."""
-        return not self.path
+        """Whether it is one node, and no module and no run."""
+        return not self.path and not self.blocks and not self.parts
 
     @property
     def all_nodes(self) -> list[Node]:
         """Its nodes, those of folded blocks included, in order."""
-        return [node for block in self.blocks for node in block.nodes] or self.nodes
+        return [node for block in self.blocks for node in block.all_nodes] or self.nodes
+
+    @property
+    def name(self) -> str:
+        """The module's path, or the key of the first node."""
+        return self.path or self.all_nodes[0].key
+
+    @property
+    def kind(self) -> str:
+        """The module's class, or what the node calls."""
+        return self.type or _kind(self.all_nodes[0])
 
 
 def container_of(node: Node, called: frozenset[str]) -> tuple[str, ...]:
@@ -59,62 +78,153 @@ def container_of(node: Node, called: frozenset[str]) -> tuple[str, ...]:
     return tuple(path for path in prefixes if path in called and not (leaf and path == node.module_path))
 
 
-def boxes_of(flow: GradientFlow, depth: int | None, *, fold: bool) -> tuple[list[Box], dict[str, int]]:
-    """The boxes in forward order, and the box of each node key.  ``depth`` None: as deep as stays readable."""
-    called = frozenset(call.path for call in flow.calls)
-    deepest = max((len(container_of(node, called)) for node in flow.nodes), default=0)
+def boxes_of(
+    flow: GradientFlow, depth: int | None, *, fold: bool, readable: int = READABLE
+) -> tuple[list[Box], dict[str, int]]:
+    """The boxes in forward order, and the box of each node key.  ``depth`` None: as deep as stays ``readable``."""
+    maker = _Boxes(flow, fold=fold)
     if depth is None:
-        found = _at_depth(flow, 0, fold=fold)
-        for level in range(1, deepest + 1):
-            deeper = _at_depth(flow, level, fold=fold)
-            if len(deeper) > READABLE:
-                break
-            found = deeper
+        found = maker.at(0)
+        for level in range(1, maker.deepest + 1):
+            deeper = maker.at(level)
+            if len(deeper) <= readable:
+                found = deeper
+        if fold and len(found) > readable:
+            found = grouped(found, readable)
     else:
-        found = _at_depth(flow, depth, fold=fold)
+        found = maker.at(depth)
     number = {node.key: n for n, box in enumerate(found) for node in box.all_nodes}
     _find_outputs(flow, found)
     return found, number
 
 
-def _at_depth(flow: GradientFlow, depth: int, *, fold: bool) -> list[Box]:
-    types = {call.path: call.type for call in flow.calls}
-    called = frozenset(types)
-    boxes: list[Box] = []
-    for node in flow.nodes:
-        container = container_of(node, called)
-        if len(container) <= depth:
-            boxes.append(Box(container, "", "", [node]))
-            continue
-        path = container[depth]
-        # The nodes of one module call follow each other, so a run of them is a call.
-        if boxes and boxes[-1].path == path:
-            boxes[-1].nodes.append(node)
-        else:
-            boxes.append(Box(container[:depth], path, types.get(path, ""), [node]))
-    return _folded(boxes) if fold else boxes
+class _Boxes:
+    """The boxes of a flow at any depth."""
+
+    def __init__(self, flow: GradientFlow, *, fold: bool) -> None:
+        self.flow, self.fold = flow, fold
+        self.types = {call.path: call.type for call in flow.calls}
+        called = frozenset(self.types)
+        self.containers = {node.key: container_of(node, called) for node in flow.nodes}
+        self.deepest = max(map(len, self.containers.values()), default=0)
+        self.passing = pass_through(flow) if fold else frozenset[str]()
+        self.sources: dict[str, list[str]] = {}
+        for edge in flow.edges:
+            self.sources.setdefault(edge.consumer.key, []).append(edge.producer)
+        self.sites = sites_of(flow)
+
+    def at(self, depth: int) -> list[Box]:
+        boxes: list[Box] = []
+        home: dict[str, Box] = {}
+        for node in self.flow.nodes:
+            container = self.containers[node.key]
+            if len(container) > depth:
+                path = container[depth]
+                # The nodes of one module call follow each other, so a run of them is a call.
+                if not boxes or boxes[-1].path != path:
+                    boxes.append(Box(container[:depth], path, self.types.get(path, ""), []))
+                box = boxes[-1]
+            elif node.key in self.passing and self.sources[node.key][0] in home:
+                box = home[self.sources[node.key][0]]
+            else:
+                box = Box(container, "", "", [])
+                boxes.append(box)
+            box.nodes.append(node)
+            home[node.key] = box
+        return self.folded(boxes) if self.fold else boxes
+
+    def folded(self, boxes: list[Box]) -> list[Box]:
+        """Runs of three or more equal blocks, of one box or of several that repeat, become one box each."""
+        tokens = [self._token(box) for box in boxes]
+        result: list[Box] = []
+        place = 0
+        while place < len(boxes):
+            period, count = max(
+                ((period, self._repeats(boxes, tokens, place, period)) for period in range(1, _PERIOD + 1)),
+                key=lambda found: (found[0] * found[1] if found[1] >= REPEATS else 0, -found[0]),
+            )
+            if count < REPEATS:
+                result.append(boxes[place])
+                place += 1
+                continue
+            starts = range(place, place + period * count, period)
+            result.append(_run([_block(boxes[start : start + period]) for start in starts]))
+            place += period * count
+        return result
+
+    def _repeats(self, boxes: list[Box], tokens: list[_Token], place: int, period: int) -> int:
+        """How often the ``period`` boxes from ``place`` on come in a row, each fed by those before it."""
+        count, total = 1, len(boxes)
+        while place + (count + 1) * period <= total:
+            here = place + count * period
+            if not all(tokens[here + n].equals(tokens[here - period + n]) for n in range(period)):
+                break
+            before = {node.key for box in boxes[here - period : here] for node in box.nodes}
+            after = [node.key for box in boxes[here : here + period] for node in box.nodes]
+            if not any(source in before for key in after for source in self.sources.get(key, [])):
+                break
+            count += 1
+        return count
+
+    def _token(self, box: Box) -> _Token:
+        parent = box.path.rpartition(".")[0]
+        if box.single:
+            node = box.nodes[0]
+            shapes = tuple(site.shape for site in self.sites.get(node.key, []))
+            kind = (node.op, _kind(node), shapes, box.container, node.module_path.rpartition(".")[0])
+            return _Token(kind, Counter({node.key: 1} if node.op in ("placeholder", "output") else {}))
+        strip = len(box.path)
+        inner: Counter[object] = Counter((node.op, node.module_type, node.module_path[strip:]) for node in box.nodes)
+        return _Token((box.type, box.container, parent), inner, exact=box.type in _CONTAINERS)
 
 
-def _folded(boxes: list[Box]) -> list[Box]:
-    result: list[Box] = []
-    run: list[Box] = []
-    for box in [*boxes, None]:
-        if box is not None and run and _signature(box) == _signature(run[0]) and not box.single:
-            run.append(box)
-            continue
-        if len(run) >= REPEATS:
-            result.append(Box(run[0].container, run[0].path, run[0].type, [], blocks=run))
-        else:
-            result += run
-        run = [] if box is None else [box]
-    return result
+@dataclass(frozen=True, slots=True)
+class _Token:
+    """What makes two boxes equal: where they are, what they are, and what is in them.
+
+    A block of a class of the model may have a little more than the next, such as the first of a stage, which also
+    changes the size.
+    """
+
+    kind: tuple[object, ...]
+    inner: Counter[object]
+    exact: bool = False
+
+    def equals(self, other: _Token) -> bool:
+        if self.kind != other.kind:
+            return False
+        if self.exact or other.exact:
+            return self.inner == other.inner
+        return self.inner <= other.inner or other.inner <= self.inner
 
 
-def _signature(box: Box) -> object:
-    """Equal for repeated blocks: same parent, same type, the same ops in the same inner places."""
-    strip = len(box.path)
-    inner = tuple((node.op, node.module_type, node.module_path[strip:]) for node in box.nodes)
-    return (box.container, box.path.rpartition(".")[0], box.type, inner)
+def _kind(node: Node) -> str:
+    """A module's class; else what the key calls the function, which is the name that was written."""
+    return node.module_type if node.op == "call_module" else node.key.rpartition("/")[2].partition("#")[0]
+
+
+def _block(boxes: Sequence[Box]) -> Box:
+    if len(boxes) == 1:
+        return boxes[0]
+    nodes = [node for box in boxes for node in box.nodes]
+    return Box(boxes[0].container, "", "", nodes, parts=list(boxes))
+
+
+def _run(blocks: list[Box]) -> Box:
+    return Box(blocks[0].container, blocks[0].path, blocks[0].type, [], blocks=blocks)
+
+
+def grouped(boxes: list[Box], most: int) -> list[Box]:
+    """At most ``most`` boxes: neighbours become runs, all about equally long."""
+    size = -(-len(boxes) // most)
+    if size <= 1:
+        return boxes
+    found = []
+    for start in range(0, len(boxes), size):
+        part = boxes[start : start + size]
+        flat = [block for box in part for block in (box.blocks or [box])]
+        found.append(_run(flat) if len(flat) > 1 else part[0])
+    return found
 
 
 def _find_outputs(flow: GradientFlow, boxes: list[Box]) -> None:
@@ -125,8 +235,9 @@ def _find_outputs(flow: GradientFlow, boxes: list[Box]) -> None:
     by_key = sites_of(flow)
     for box in boxes:
         for part in (box, *box.blocks):
-            own = {node.key for node in part.nodes}
-            sites = [site for node in part.nodes for site in by_key.get(node.key, [])]
-            part.outputs = sites if part.single else [site for site in sites if users.get(site.id, set()) - own]
+            own = {node.key for node in part.all_nodes}
+            sites = [site for node in part.all_nodes for site in by_key.get(node.key, [])]
+            used = [site for site in sites if users.get(site.id, set()) - own]
+            part.outputs = sites if part.single and (len(part.nodes) == 1 or not used) else used
         if box.blocks:
             box.outputs = box.blocks[-1].outputs

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import graphviz
 
-from fxgrad.errors import OptionError
 from fxgrad.render.boxes import boxes_of
-from fxgrad.render.labels import Labels, joint, short
-from fxgrad.render.marks import Marks, findings_from
+from fxgrad.render.labels import Labels, short
+from fxgrad.render.marks import Marks, drops_told
+from fxgrad.render.options import PictureOptions, options_from
 from fxgrad.render.palette import (
     CULPRIT,
     CULPRIT_SHAPE,
@@ -24,26 +23,28 @@ from fxgrad.render.palette import (
     LOOKS,
     REWRITTEN,
     WAY,
-    Scale,
     text_colour,
 )
+from fxgrad.render.scale import DECADES, Size, colour, joint, scale_of
+from fxgrad.render.themes import THEMES
 from fxgrad.render.words import (
     Look,
     audit_lines,
-    check_norm,
     norm_words,
     number,
     rewritten_counts,
     rule_words,
     way_words,
 )
-from fxgrad.schema import Edge, Finding, GradientFlow, NormWord
+from fxgrad.schema import Edge, GradientFlow
 from fxgrad.store import write_whole
 
 _LARGE = 200  # boxes, or a third of the edges, from which layout speed comes before looks
 _FAR = 40  # ranks; in a large graph a longer edge is cut in two
 _CROSSED = 8000  # ranks that all edges of a large graph may cross together; the longest are cut until they do
 _CROSSED_PER_BOX = 4  # the same for each box, where that is more
+_STEP = 3  # decades between two swatches of the legend
+_PLAIN = 0.7  # decades around the neutral size within which a line has no colour
 _USES = 10  # uses that the tooltip of one edge lists
 _WORDS: dict[Look, tuple[str, ...]] = {
     "zero": ("exactly zero",),
@@ -54,58 +55,19 @@ _WORDS: dict[Look, tuple[str, ...]] = {
 _FOLDER = {"shape": "folder"}
 _STACK = {"shape": "box3d", "margin": "0.2,0.12"}  # its front face is smaller than the box
 _EDGE_WORDS = ("a line's width and colour:", "the part sent back over it")
-_WAY_WORDS = ("a double line:", "the way of the fault")
+_WAY_WORDS = ("a double line:", "the path of a finding")
+_DROP = 0.05  # ratio below which a drop is marked
 _DROP_WORDS = ("DROP: the gradient shrinks", "to less than 1/20 here")
 
 
-@dataclass(frozen=True, slots=True)
-class PictureOptions:
-    """What a picture shows.
-
-    Attributes:
-        norm: ``"l2_norm"``, ``"rms"`` or ``"max_abs"``: the number in the labels and behind the colours.
-        depth: module levels drawn as clusters, deeper modules collapse into a box; None: as deep as stays readable.
-        fold: whether runs of three or more equal collapsed blocks become one box.
-        findings: whose culprits are marked, and whose path is drawn as a double line; a ``Diagnosis`` does as well.
-    """
-
-    norm: NormWord = "l2_norm"
-    depth: int | None = None
-    fold: bool = True
-    findings: tuple[Finding, ...] = ()
-
-
-def options_from(flow: GradientFlow, options: dict[str, Any]) -> PictureOptions:
-    """Checked options.
-
-    Raises:
-        OptionError: an unknown option or value, or a norm that was not measured.
-    """
-    known = [f.name for f in fields(PictureOptions)]
-    for name in options:
-        if name not in known:
-            message = f"pictures have no option {name!r}; they have {', '.join(known)}"
-            raise OptionError(message)
-    made = PictureOptions(**(options | {"findings": findings_from(options.get("findings"))}))
-    check_norm(flow, made.norm)
-    whole = isinstance(made.depth, int) and not isinstance(made.depth, bool) and made.depth >= 0
-    if made.depth is not None and not whole:
-        message = f"depth must be None or a whole number of at least 0, but is {made.depth!r}"
-        raise OptionError(message)
-    if not isinstance(made.fold, bool):
-        message = f"fold must be True or False, but is {made.fold!r}"
-        raise OptionError(message)
-    return made
-
-
-def to_dot(flow: GradientFlow, path: str | Path | None = None, **options: Any) -> str:
-    """The picture as DOT text, also written to ``path`` if given; options as in ``PictureOptions``.
+def to_dot(flow: GradientFlow, path: str | Path | None = None, options: Mapping[str, Any] | None = None) -> str:
+    """The picture as DOT text, also written to ``path`` if given; options as in ``fxgrad.schema.PictureWords``.
 
     Raises:
         OptionError: an unknown option or value, or a norm that was not measured at this level.
         FlowFileError: the file cannot be written.
     """
-    chosen = options_from(flow, options)
+    chosen = options_from(flow, options or {})
     text: str = _Picture(flow, chosen).draw()
     if path is not None:
         write_whole(Path(path), text)
@@ -118,14 +80,14 @@ class _Picture:
     def __init__(self, flow: GradientFlow, options: PictureOptions) -> None:
         self.flow = flow
         self.norm = options.norm
-        self.labels = Labels(flow, options.norm)
+        theme = THEMES[options.theme]
+        self.ground = ("white", "black") if options.theme == "light" else (theme.paper, theme.ink)
+        self.direction = "TB" if options.direction == "down" else "LR"
+        self.labels = Labels(flow, options.norm, drops_told(flow, options.findings, _DROP))
         self.boxes, self.number = boxes_of(flow, options.depth, fold=options.fold)
         self.looks = [self.labels.look(box) for box in self.boxes]
         self.dropped = {drop.site.id for box in self.boxes for drop in self.labels.drops(box)}
-        values = (
-            self.labels.value(box) for box, look in zip(self.boxes, self.looks, strict=True) if look == "measured"
-        )
-        self.scale = Scale([value for value in values if value is not None])
+        self.scale = scale_of(flow, options.norm, options.scale)
         self.uses: dict[tuple[int, int], list[Edge]] = {}
         for edge in flow.edges:
             ends = self.number[edge.producer], self.number[edge.consumer.key]
@@ -138,8 +100,9 @@ class _Picture:
     def draw(self) -> str:
         graph = graphviz.Digraph("gradient_flow", comment="made by fxgrad")
         graph.attr(
-            rankdir="TB", fontname="Helvetica", fontsize="14", nodesep="0.25", ranksep="0.25", bgcolor="white",
-            labelloc="t", labeljust="l", label=_text(self._title(), "\\l"), tooltip=_text(self.flow.capture.model),
+            rankdir=self.direction, fontname="Helvetica", fontsize="14", nodesep="0.25", ranksep="0.25",
+            bgcolor=self.ground[0], fontcolor=self.ground[1], labelloc="t", labeljust="l",
+            label=_text(self._title(), "\\l"), tooltip=_text(self.flow.capture.model),
         )  # fmt: skip
         graph.attr(**_haste(self.size))
         graph.attr("node", shape="box", fontname="Helvetica", fontsize="11", margin="0.12,0.05", height="0.3")
@@ -217,7 +180,7 @@ class _Picture:
             if any(edge.rewritten is not None for edge in edges):
                 look = look | {"color": REWRITTEN["color"], "style": "dashed"}
             if (tail, head) in self.ways:
-                look, uses = WAY, [*uses, f"the way of {self.ways[tail, head]}"]
+                look, uses = WAY, [*uses, f"on the path of {self.ways[tail, head]}"]
             graph.edge(start, f"n{head}", tooltip=_text(uses), **look)
 
     def _edge_look(self, edges: list[Edge]) -> dict[str, str]:
@@ -230,7 +193,7 @@ class _Picture:
         value = joint(edges, self.norm)
         if value is None:
             return EDGES["not_measured"]
-        return self.scale.edge(value) if value > 0 else EDGES["zero"]
+        return _line(self.scale, value) if value > 0 else EDGES["zero"]
 
     def _use_words(self, edge: Edge) -> str:
         use = f"{edge.producer}{edge.output_position} -> {edge.consumer.key} {edge.consumer.argument}"
@@ -243,16 +206,21 @@ class _Picture:
     def _legend(self, graph: Any) -> None:
         """In one row, so that it takes no height from the graph beside it."""
         with graph.subgraph(name="cluster_legend") as legend:
-            legend.attr(label=_text(f"{self.norm}, log scale"), style="rounded", color="#dddddd", fontsize="11",
+            legend.attr(label=_text(self._scale_words()), style="rounded", color="#dddddd", fontsize="11",
                         labelloc="t", labeljust="l")  # fmt: skip
             # A cluster itself cannot be a rank.
             with legend.subgraph() as row:
                 row.attr(rank="same")
                 self._swatches(row)
 
+    def _scale_words(self) -> str:
+        against = f", {number(self.scale.reference)} at the loss side is neutral" if self.scale.relative else ""
+        return f"{self.norm}, log scale{against}"
+
     def _swatches(self, row: Any) -> None:
         swatches: list[tuple[str, Iterable[str], dict[str, str]]] = []
-        for index, value in enumerate(self.scale.steps()):
+        for index, decades in enumerate(range(DECADES, -DECADES - 1, -_STEP)):
+            value = self.scale.reference * 10.0**decades
             fill = self.scale.colour(value)
             colours = {"style": "filled", "color": "#333333", "fillcolor": fill, "fontcolor": text_colour(fill)}
             swatches.append((f"legend{index}", [number(value)], colours))
@@ -271,6 +239,13 @@ class _Picture:
             row.node(name, label=_text(words), tooltip="legend", **attributes)
         for one, two in pairwise(swatches):
             row.edge(one[0], two[0], style="invis")
+
+
+def _line(scale: Size, value: float) -> dict[str, str]:
+    """Width and colour of a line over which this norm flows back; wider is larger."""
+    decades = min(max(scale.decades(value), -DECADES), DECADES)
+    shade = "#777777" if abs(decades) < _PLAIN else colour(decades)
+    return {"color": shade, "penwidth": f"{0.6 + 5 * (decades + DECADES) / (2 * DECADES):.1f}"}
 
 
 def _far(ends: Iterable[tuple[int, int]], boxes: int) -> set[tuple[int, int]]:

@@ -13,16 +13,15 @@ from rich.padding import Padding
 from rich.text import Text
 
 from fxgrad.render.words import number, printable
-from fxgrad.schema import Diagnosis, Finding
+from fxgrad.schema import RULES, Diagnosis, Finding
 
-__all__ = ["at", "html_text", "one_line", "plain_text", "rich_text", "severity_counts", "shown_source", "top_lines"]
+__all__ = ["at", "finding_lines", "html_text", "one_line", "plain_text", "rich_text", "severity_counts", "shown_source"]
 
 _NAMES = 4  # parameters, nodes or consequences that a line lists
 _NUMBERS = 6  # figures of evidence
 _UNITS = 8
 _WHOLE = 1e6  # below it a whole number is written as one
 _STYLES = {"error": "bold red", "warning": "bold yellow", "info": "bold cyan"}
-_MESSAGE = 160  # characters of a message in a line of a summary
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +34,7 @@ class _Entry:
 
 
 def plain_text(diagnosis: Diagnosis) -> str:
-    """The ranked findings, what was not checked, and how many rules were; no colour, no line wrapped."""
+    """The ranked findings, what could have been checked and was not, and how many checks ran; no line wrapped."""
     lines = []
     for place, entry in enumerate(map(_entry, diagnosis.findings), start=1):
         lines.append(f"{place}. {entry.severity.upper()} {entry.head}")
@@ -73,16 +72,10 @@ def one_line(finding: Finding) -> str:
     return printable(f"{finding.severity.upper()} {_head(finding)}: {finding.message}")
 
 
-def top_lines(findings: Sequence[Finding], count: int = 3) -> list[str]:
-    """A line that counts the findings, and one for each of the first ``count``; nothing where there are none."""
-    if not findings:
-        return []
-    more = f"; the first {count}:" if len(findings) > count else ":"
-    lines = [f"findings: {severity_counts(findings)}{more}"]
-    for finding in findings[:count]:
-        line = f"  {finding.severity.upper()} {_head(finding)}: {finding.message}"
-        lines.append(line if len(line) <= _MESSAGE else f"{line[: _MESSAGE - 4]} ...")
-    return lines
+def finding_lines(finding: Finding) -> list[str]:
+    """The finding's head, its cause, and what to try: a line each."""
+    lines = [f"{finding.severity.upper()} {_head(finding)}", finding.message]
+    return [*lines, f"try: {finding.suggestion}"] if finding.suggestion else lines
 
 
 def severity_counts(findings: Iterable[Finding]) -> str:
@@ -118,28 +111,34 @@ def _entry(finding: Finding) -> _Entry:
     if finding.suggestion:
         body.append(f"try: {finding.suggestion}")
     numbers = _some([f"{name} {_figure(value)}" for name, value in finding.evidence.items()], _NUMBERS)
-    body.append(f"evidence ({finding.confidence}): {numbers}" if numbers else f"confidence: {finding.confidence}")
+    body.append(f"measured ({finding.confidence}): {numbers}" if numbers else f"confidence: {finding.confidence}")
     if finding.affected:
-        body.append(f"parameters that suffer: {_some(finding.affected, _NAMES)}")
+        body.append(f"affected parameters: {_some(finding.affected, _NAMES)}")
     if finding.units:
         body.append(f"units: {_some([str(unit) for unit in finding.units], _UNITS)}")
     if len(finding.path) > 1:
-        body.append(f"way of the fault: {_way(finding.path)}")
+        body.append(f"path: {_way(finding.path)}")
     explained = [f"{one.rule} {at(one)}" for one in finding.explained]
     if explained:
         body.append(f"explains {len(explained)} more: {_some(explained, _NAMES)}")
-    if finding.docs:
-        body.append(f"see docs/{finding.docs.removeprefix('docs/')}")
+    if finding.rule in RULES and finding.docs == f"findings/{finding.rule}.md":
+        body.append(f"more: fxgrad explain {finding.rule}")
     return _Entry(finding.severity, _head(finding), tuple(body))
 
 
 def _closing(diagnosis: Diagnosis) -> list[str]:
-    """What was not checked, by reason, and the sum."""
-    reasons: dict[str, list[str]] = {}
+    """What was not checked and could have been, in one line, and the sum."""
+    missing: dict[str, list[str]] = {}
+    lines = []
     for one in diagnosis.not_checked:
-        reasons.setdefault(one.reason, []).append(one.rule)
-    lines = [f"not checked: {', '.join(dict.fromkeys(rules))}: {reason}" for reason, rules in reasons.items()]
-    checked = f"{len(diagnosis.checked)} of {len(diagnosis.rules)} rules checked"
+        if one.give:
+            missing.setdefault(one.give, []).append(one.rule)
+        elif one.give is not None:
+            lines.append(f"not checked: {one.rule}: {one.reason}")
+    if missing:
+        parts = (f"{', '.join(dict.fromkeys(rules))} (give {option})" for option, rules in missing.items())
+        lines.append(f"not checked: {'; '.join(parts)}")
+    checked = f"{len(diagnosis.checked)} of {len(diagnosis.rules)} checks ran"
     found = severity_counts(diagnosis.findings)
     return [*lines, f"{found}; {checked}" if found else f"no findings; {checked}"]
 

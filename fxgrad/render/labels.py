@@ -6,9 +6,10 @@ import math
 from collections.abc import Iterable
 from dataclasses import fields
 
-from fxgrad.graph import Drop, biggest_drops, joint_norm, ratios, sites_of
+from fxgrad.graph import Drop, ratios, sites_of
 from fxgrad.render.boxes import Box
 from fxgrad.render.gains import Gains
+from fxgrad.render.scale import joint
 from fxgrad.render.words import (
     Look,
     audit_lines,
@@ -21,23 +22,22 @@ from fxgrad.render.words import (
     shape_words,
     way_words,
 )
-from fxgrad.schema import BlindSpot, Edge, GradientFlow, Node, NormWord, ParameterRecord, Site, Statistics
+from fxgrad.schema import BlindSpot, GradientFlow, Node, NormWord, ParameterRecord, Site, Statistics
 
 _NAME = 44  # characters of a name in a label; the tooltip has all of it
 _TENSORS = 3  # outputs of one node that its label lists
-_DROP = 0.05  # ratio below which a drop is marked; where healthy networks branch and join, 0.1 is usual
 _INNER = 40  # nodes of a collapsed box that its tooltip lists
 
 
 class Labels:
     """Words, value and look of each box, by the chosen norm."""
 
-    def __init__(self, flow: GradientFlow, norm: NormWord) -> None:
+    def __init__(self, flow: GradientFlow, norm: NormWord, drops: Iterable[Drop] = ()) -> None:
         self._norm: NormWord = norm
         self._sites = sites_of(flow)
         self._gains = Gains(flow)
         self._ratios = ratios(flow)
-        self._drops = {drop.site.id: drop for drop in biggest_drops(flow, below=_DROP)}
+        self._drops = {drop.site.id: drop for drop in drops}
         self._parameters = {name: one for one in flow.parameters for name in (one.name, *one.aliases)}
         self._spots: dict[str, list[BlindSpot]] = {}
         for spot in (spot for spot in flow.blind_spots if spot.consumer is None):
@@ -62,8 +62,20 @@ class Labels:
         ranked: tuple[Look, ...] = ("measured", "outside_range", "zero")
         return next((look for look in ranked if look in outer), "not_measured")
 
+    def gain(self, box: Box) -> float | None:
+        """What it passes back to its inputs over what it received; None where that cannot be told."""
+        return self._gains.of({node.key for node in box.all_nodes}, box.outputs)
+
+    def words(self, box: Box) -> str:
+        """The norm of what a box receives, and what is special about it."""
+        return self._norm_words(box.outputs)
+
+    def reasons(self, box: Box) -> list[str]:
+        """Why its first node has no gradient, in words of ``REASONS``."""
+        return list(dict.fromkeys(spot.reason for spot in self._spots.get(box.all_nodes[0].key, [])))
+
     def drops(self, box: Box) -> list[Drop]:
-        """Those of the biggest drops of the flow that lie in this box, if they are below a twentieth."""
+        """Those of the given drops that lie in this box."""
         return [self._drops[site.id] for site in self._inner(box) if site.id in self._drops]
 
     def rewritten(self, box: Box) -> list[Site]:
@@ -96,7 +108,7 @@ class Labels:
         count = len(box.all_nodes)
         nodes = f"{count} node{'s' if count > 1 else ''}"
         if box.blocks:
-            lines = [_run_name(box), f"{len(box.blocks)}x {short(box.type)}, {nodes}"]
+            lines = [_run_name(box), f"{len(box.blocks)}x {short(box.kind)}, {nodes}"]
         else:
             lines = [f"{short(box.path)} ({short(box.type)}, {nodes})"]
         lines.append(self._norm_line(box))
@@ -124,17 +136,22 @@ class Labels:
         reasons = dict.fromkeys(spot.reason for spot in self._spots.get(node.key, []))
         if reasons:
             lines.append("blind: " + ", ".join(reasons))
-        # Who did it is in the tooltip.
-        lines += [rewritten_words(site, self._norm).partition(" by ")[0] for site in self.rewritten(box)[:_TENSORS]]
-        for one in self.rewritten_parameters(box)[:_TENSORS]:
-            lines.append(f"rewritten: {short(one.name)} {self._before_after(one)}".strip())
-        return lines + [f"DROP x{number(drop.ratio)}" for drop in self.drops(box)]
+        return lines + self._after(box) + [f"DROP x{number(drop.ratio)}" for drop in self.drops(box)]
+
+    def after(self, box: Box) -> str:
+        """What rules made of the gradients at a node, in a line; who did it is in the tooltip."""
+        return ", ".join(self._after(box))
+
+    def _after(self, box: Box) -> list[str]:
+        lines = [rewritten_words(site, self._norm).partition(" by ")[0] for site in self.rewritten(box)[:_TENSORS]]
+        changed = self.rewritten_parameters(box)[:_TENSORS]
+        return lines + [f"rewritten: {short(one.name)} {self._before_after(one)}".strip() for one in changed]
 
     def _norm_line(self, box: Box) -> str:
         words = self._range_words(box) if box.blocks else self._norm_words(box.outputs)
         if not any(site.measured for site in box.outputs) or self._bad(box.outputs):
             return words
-        gain = self._gains.of({node.key for node in box.all_nodes}, box.outputs)
+        gain = self.gain(box)
         return f"{self._norm} {words}" + ("" if gain is None else f", gain {number(gain)}")
 
     @staticmethod
@@ -156,7 +173,11 @@ class Labels:
         if len(measured) <= 1:
             return norm_words(measured[0] if measured else None, self._norm)
         if self._bad(sites):
-            return ", ".join(norm_words(one, self._norm) for one in measured if one.nonfinite)
+            counts = {
+                "NaN": sum(one.nan_count or 0 for one in measured),
+                "Inf": sum(one.inf_count or 0 for one in measured),
+            }
+            return ", ".join(f"{count} {word}" for word, count in counts.items() if count) or "NaN"
         if all(one.all_zero for one in measured):
             return norm_words(measured[0], self._norm)
         words = number(joint(sites, self._norm))
@@ -168,7 +189,7 @@ class Labels:
         """Everything that is known of a node; of a collapsed box its outputs, and its nodes in one line each."""
         if box.single:
             return self._node_tooltip(box.nodes[0])
-        lines = [f"{box.path} ({box.type}) receives"]
+        lines = [f"{box.name} ({box.kind}) receives"]
         for site in box.outputs:
             lines += self._site_tooltip(site)
         nodes = box.all_nodes
@@ -201,27 +222,13 @@ class Labels:
         return f"{node.key}: {words}" + (f", {node.source}" if node.source else "")
 
 
-def joint(sites: Iterable[Site | Edge], norm: NormWord) -> float | None:
-    """One number for several sites or edges: l2 norm and rms over all entries, the largest of the ``max_abs``."""
-    found = [site for site in sites if site.statistics is not None]
-    if not found:
-        return None
-    if norm == "max_abs":
-        return max(site.max_abs or 0.0 for site in found)
-    value = joint_norm(found)
-    entries = sum(site.statistics.numel for site in found if site.statistics is not None)
-    if value is None or norm == "l2_norm":
-        return value
-    return value / math.sqrt(entries) if entries else 0.0
-
-
 def short(text: str, length: int = _NAME) -> str:
     """``text``, or its beginning and its end where it is longer than ``length``."""
     return text if len(text) <= length else f"{text[: length // 2]}...{text[-(length // 2 - 3) :]}"
 
 
 def _run_name(box: Box) -> str:
-    first, last = box.blocks[0].path, box.blocks[-1].path
+    first, last = box.blocks[0].name, box.blocks[-1].name
     if len(first) + len(last) > _NAME:
         last = last.rpartition(".")[2]  # they have the same parent
     return f"{short(first)} ... {short(last, 30)}"

@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 from fxgrad.errors import OptionError
+from fxgrad.graph import Drop, biggest_drops
 from fxgrad.render.boxes import Box
 from fxgrad.render.findings import at, one_line
 from fxgrad.render.labels import below, short
@@ -14,6 +15,10 @@ from fxgrad.schema import Diagnosis, Finding, GradientFlow
 
 _SHOWN = 3  # findings in one label, and in the title
 _TITLE = 110  # characters of a finding in the title
+#: The checks that tell of a gradient which becomes small.
+_LOSSES = frozenset(
+    {"vanishing", "cancelled", "scale_break", "saturated", "dead", "zero", "starved", "underflow", "detached"}
+)
 
 
 def findings_from(given: Any) -> tuple[Finding, ...]:
@@ -52,6 +57,18 @@ def nodes_blamed(flow: GradientFlow, findings: Iterable[Finding]) -> list[list[s
     return [[f.node.key] if f.node is not None else takers.get(f.parameter or "", []) for f in findings]
 
 
+def drops_told(flow: GradientFlow, findings: Iterable[Finding], below: float = 0.5) -> list[Drop]:
+    """The biggest drops (see ``graph.biggest_drops``) on the way of an error or warning that tells of a loss.
+
+    A small ratio alone is no fault, and where no finding tells of one nothing is marked.
+    """
+    told = [one for one in findings if one.rule in _LOSSES and one.severity != "info"]
+    blamed = {key for keys in nodes_blamed(flow, told) for key in keys}
+    here = blamed.union(*(one.path for one in told), (e.producer for e in flow.edges if e.consumer.key in blamed))
+    kept = {site.id for site in flow.sites if site.key in here}
+    return biggest_drops(flow, below=below, among=kept)
+
+
 class Marks:
     """What the boxes of one picture have to do with the findings."""
 
@@ -63,7 +80,9 @@ class Marks:
         self._culprits: dict[int, dict[str, Finding]] = {}  # box -> word -> finding
         self._hints: dict[int, list[Finding]] = {}  # information, for tooltips only
         listed = zip(words_of(findings), findings, nodes_blamed(flow, findings), strict=True)
-        for word, finding, blamed in listed:
+        self._keys: list[tuple[int, str]] = []
+        for place, (word, finding, blamed) in enumerate(listed, start=1):
+            self._keys += [(place, key) for key in blamed if finding.severity != "info"]
             for index in dict.fromkeys(number[key] for key in blamed if key in number):
                 if finding.severity == "info":
                     self._hints.setdefault(index, []).append(finding)
@@ -73,6 +92,14 @@ class Marks:
     def __bool__(self) -> bool:
         """Whether any box is marked."""
         return bool(self._culprits)
+
+    def numbers(self, index: int) -> list[int]:
+        """The numbers of the findings whose culprit is in a box, as in the list of all findings."""
+        return [int(word.split()[0]) for word in self._culprits.get(index, {})]
+
+    def blamed(self, index: int) -> dict[str, int]:
+        """Keys of the nodes in a box that findings blame, each with the number of the first."""
+        return {key: n for n, key in reversed(self._keys) if self._number.get(key) == index}
 
     def lines(self, index: int) -> list[str]:
         """What the label of a box says above its name; nothing for one without a culprit."""

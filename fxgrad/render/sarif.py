@@ -25,7 +25,7 @@ _SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sa
 _ROOT = "SRCROOT"
 _LEVELS = {"error": "error", "warning": "warning", "info": "note"}
 _DRIVE = re.compile(r"[A-Za-z]:[\\/]")
-_OWN_RULE = "a rule of the user's own"
+_OWN_RULE = "a check of the user's own"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Origin:
 
 
 def to_sarif(diagnosis: Diagnosis, origin: Origin | None = None) -> str:
-    """SARIF text.  The fingerprint of a result is made of its rule and place, so that it is the same in every run."""
+    """SARIF text.  The fingerprint of a result is made of its check and place, so that it is the same in every run."""
     origin = origin or Origin()
     rules = _rules(diagnosis)
     index = {rule["id"]: number for number, rule in enumerate(rules)}
@@ -66,16 +66,15 @@ def to_sarif(diagnosis: Diagnosis, origin: Origin | None = None) -> str:
 
 
 def _rules(diagnosis: Diagnosis) -> list[dict[str, Any]]:
-    """Every public rule, found or not, and the user's own that are found.  No helpUri: the pages come with fxgrad."""
+    """Every public check, found or not, and the user's own that are found.  No helpUri: the pages come with fxgrad."""
     all_findings = [one for finding in diagnosis.findings for one in (finding, *finding.explained)]
     used = [one.rule for one in all_findings] + [one.rule for one in diagnosis.not_checked]
-    pages = {one.rule: one.docs for one in all_findings if one.docs}
     return [
         {
             "id": rule,
             "shortDescription": {"text": RULES.get(rule, _OWN_RULE)},
             "fullDescription": {"text": f"{RULES.get(rule, _OWN_RULE)}."},
-            "help": {"text": f"See docs/{pages.get(rule, f'findings/{rule}.md').removeprefix('docs/')} of fxgrad."},
+            "help": {"text": f"Run fxgrad explain {rule}." if rule in RULES else f"{_OWN_RULE}."},
             "defaultConfiguration": {"level": "warning"},
         }
         for rule in dict.fromkeys([*RULES, *diagnosis.rules, *used])

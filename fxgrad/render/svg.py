@@ -1,45 +1,48 @@
-"""The picture as SVG: laid out by the Graphviz engine in pygraphviz's wheel, or else by a ``dot`` on PATH."""
+"""The picture as an SVG file, and what a notebook shows."""
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import html
-import os
 import sys
-import tempfile
-from collections.abc import Iterator
+from collections.abc import Mapping
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
-import graphviz
+from rich.console import Console, RenderableType
 
 from fxgrad.errors import GraphvizMissingError
-from fxgrad.graph import ratios
 from fxgrad.render.dot import to_dot
-from fxgrad.render.findings import html_text
-from fxgrad.render.words import norm_words, number, shape_words, short_source
+from fxgrad.render.options import PictureOptions, options_from
+from fxgrad.render.picture import draw
+from fxgrad.render.profile import profile
+from fxgrad.render.report import Report
 from fxgrad.schema import Diagnosis, GradientFlow
 from fxgrad.store import write_whole
 
-_SLOW = 100_000  # characters of DOT from which layout takes long enough to say so
+_NOTEBOOK = 100  # columns of words in a notebook
+_SLOW = 1000  # values from which layout takes long enough to say so
 
 
-def to_svg(flow: GradientFlow, path: str | Path | None = None, **options: Any) -> str:
-    """The picture as SVG text, also written to ``path`` if given; options as in ``PictureOptions``.
+def to_svg(
+    flow: GradientFlow, path: str | Path | None = None, options: Mapping[str, Any] | None = None, *,
+    before: GradientFlow | None = None,
+) -> str:  # fmt: skip
+    """The picture as SVG text, also written to ``path`` if given; options as in ``fxgrad.schema.PictureWords``.
+
+    With ``before``, colours mean what became of each gradient since that flow.
 
     Raises:
         OptionError: an unknown option or value, or a norm that was not measured at this level.
         GraphvizMissingError: no Graphviz engine is there; the DOT text is written beside ``path`` instead.
         FlowFileError: the file cannot be written.
     """
-    dot = to_dot(flow, **options)
-    text = _with_progress(dot)
+    chosen = options_from(flow, options or {})
+    text = _with_progress(flow, chosen, before)
     if text is None:
         message = "no Graphviz engine was found: install pygraphviz (pip install 'pygraphviz>=2.0'), or put dot on PATH"
         if path is not None:
             beside = Path(path).with_suffix(".dot")
-            write_whole(beside, dot)
+            write_whole(beside, to_dot(flow, options=options))
             message += f". The DOT text is in {beside}"
         raise GraphvizMissingError(message)
     if path is not None:
@@ -47,92 +50,25 @@ def to_svg(flow: GradientFlow, path: str | Path | None = None, **options: Any) -
     return text
 
 
-def _with_progress(dot: str) -> str | None:
-    _find_fonts()
-    if len(dot) < _SLOW or not sys.stderr.isatty():
-        return lay_out(dot)
-    from rich.console import Console
-
+def _with_progress(flow: GradientFlow, options: PictureOptions, before: GradientFlow | None) -> str | None:
+    if len(flow) < _SLOW or not sys.stderr.isatty():
+        return draw(flow, options, before)
     with Console(stderr=True).status("laying out the graph ..."):
-        return lay_out(dot)
+        return draw(flow, options, before)
 
 
-def lay_out(dot: str) -> str | None:
-    """SVG text of DOT text; None where no engine is installed."""
+def notebook_html(flow: GradientFlow, diagnosis: Diagnosis) -> str:
+    """The picture and the profile below it for a notebook; without a Graphviz engine, the answer in words."""
     try:
-        import pygraphviz
-    except ImportError:  # not installed, or built against a Graphviz that is no longer there
-        return _by_program(dot)
-    graph = pygraphviz.AGraph(string=dot)
-    # From 1,000 nodes on draw() would write a warning to stderr, past whoever called us; to_svg shows progress instead.
-    graph.number_of_nodes = lambda: 0
-    try:
-        drawn: bytes = graph.draw(format="svg", prog="dot")
-    finally:
-        graph.close()
-    return drawn.decode("utf-8")
-
-
-def _by_program(dot: str) -> str | None:
-    try:
-        return str(graphviz.Source(dot).pipe(format="svg", encoding="utf-8", quiet=True))
-    except graphviz.ExecutableNotFound:
-        return None
-
-
-@functools.cache
-def _find_fonts() -> None:
-    """Lay out one node, once: the wheel's fontconfig reads the system's settings, and writes a line for each new word.
-
-    It does so in C, to the process's stderr.
-    """
-    with _without_lines(b"Fontconfig "):
-        lay_out("graph { a }")
-
-
-@contextlib.contextmanager
-def _without_lines(beginning: bytes) -> Iterator[None]:
-    """Leave out what is written to stderr in lines with this beginning; everything else is written a little later."""
-    with contextlib.ExitStack() as stack:
-        try:
-            kept = os.dup(2)
-            stack.callback(os.close, kept)
-            written = stack.enter_context(tempfile.TemporaryFile())
-            os.dup2(written.fileno(), 2)
-        except OSError:  # there is no stderr, or no place for a file
-            yield
-            return
-        try:
-            yield
-        finally:
-            os.dup2(kept, 2)
-            written.seek(0)
-            for line in written:
-                if not line.startswith(beginning):
-                    os.write(2, line)
-
-
-def notebook_html(flow: GradientFlow, diagnosis: Diagnosis | None = None) -> str:
-    """The picture for a notebook, or a plain table where no Graphviz engine is installed, and the findings below."""
-    words = html_text(diagnosis) if diagnosis is not None and diagnosis.findings else ""
-    try:
-        text = to_svg(flow, findings=diagnosis)
+        text = to_svg(flow, options={"findings": diagnosis})
     except GraphvizMissingError:
-        return _html_table(flow) + words
-    return text[text.index("<svg") :] + words
+        return _preformatted(Report(flow, diagnosis.findings))
+    return text[text.index("<svg") :] + _preformatted(*profile(flow, diagnosis.findings, _NOTEBOOK))
 
 
-def _html_table(flow: GradientFlow) -> str:
-    known = ratios(flow)
-    rows = []
-    for site in reversed(flow.sites):
-        cells = (
-            site.id,
-            shape_words(site),
-            norm_words(site.statistics, "l2_norm"),
-            f"x{number(known[site.id])}" if site.id in known else "",
-            short_source(site.source),
-        )
-        rows.append("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in cells) + "</tr>")
-    head = "".join(f"<th>{word}</th>" for word in ("site", "shape", "l2_norm", "ratio", "source"))
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+def _preformatted(*parts: RenderableType) -> str:
+    """What a terminal shows, colours included, as HTML without script or style sheet."""
+    console = Console(file=StringIO(), record=True, width=_NOTEBOOK, emoji=False, force_jupyter=False)
+    for part in parts:
+        console.print(part)
+    return console.export_html(inline_styles=True, code_format="<pre>{code}</pre>")

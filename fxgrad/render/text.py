@@ -1,19 +1,22 @@
-"""The flow as a terminal table in backward order, and as a few lines of text."""
+"""Every value of a flow as a terminal table in backward order."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Container, Iterable, Sequence
-from typing import Any
+from io import StringIO
 
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from fxgrad.errors import OptionError
-from fxgrad.graph import backward_order, biggest_drops, ratios
-from fxgrad.render.findings import severity_counts, top_lines
-from fxgrad.render.marks import findings_from, nodes_blamed, ranked
-from fxgrad.render.palette import DECADES
+from fxgrad.graph import backward_order, ratios
+from fxgrad.render.findings import severity_counts
+from fxgrad.render.marks import drops_told, findings_from, nodes_blamed, ranked
+from fxgrad.render.palette import text_colour
+from fxgrad.render.report import text_width
+from fxgrad.render.scale import Size, scale_of
 from fxgrad.render.words import (
     before_after,
     blind_counts,
@@ -28,9 +31,10 @@ from fxgrad.render.words import (
     shape_words,
     short_source,
 )
-from fxgrad.schema import Finding, GradientFlow, NormWord, Site
+from fxgrad.schema import Diagnosis, Finding, GradientFlow, NormWord, Site
 
 _BAR = 12
+_DECADES = 2.0  # a bar that is shorter than this is stretched to it, or round-off would look like a fault
 _REWRITTEN = 10  # rows for edges, and for parameters, that rules act on
 _STYLES = {
     "measured": "",
@@ -41,9 +45,24 @@ _STYLES = {
 }
 
 
+class FlowTable(Table):
+    """A rich table that reads as a table wherever it is printed."""
+
+    def __str__(self) -> str:
+        """The table as plain text, as wide as the terminal."""
+        buffer = StringIO()
+        Console(file=buffer, width=text_width(), color_system=None, emoji=False).print(self)
+        return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines())
+
+    def __repr__(self) -> str:
+        """How many rows there are."""
+        return f"FlowTable({self.row_count} rows)"
+
+
 def table(
-    flow: GradientFlow, *, norm: NormWord = "l2_norm", limit: int | None = None, findings: Any = None
-) -> Table:  # fmt: skip
+    flow: GradientFlow, *, norm: NormWord = "l2_norm", limit: int | None = None,
+    findings: Iterable[Finding] | Diagnosis | None = None,
+) -> FlowTable:  # fmt: skip
     """A rich table in backward order: from the loss to the inputs.
 
     The ratio is always one of l2 norms: a site's over that of the nearest measured sites nearer to the loss.
@@ -63,34 +82,48 @@ def table(
     if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
         message = f"limit must be a whole number of at least 1, but is {limit!r}"
         raise OptionError(message)
-    drops = {drop.site.id for drop in biggest_drops(flow)}
     rows = [site for site in backward_order(flow) if site.measured]
     found = findings_from(findings)
+    drops = {drop.site.id for drop in drops_told(flow, found)}
     marks = _marks(flow, found)
     shown = _chosen(rows, marks, drops, limit)
     title = f"Gradient flow of {flow.capture.model} (loss at the top, inputs at the bottom)"
     caption = _caption(flow, len(rows) - len(shown), found)
     # Text and not str, here and in the rows, so that no name is taken for markup or an emoji.
-    result = Table(title=_text(title, "bold"), caption=_text(caption, "dim italic"), expand=False)
-    result.add_column("site, op", overflow="fold")
-    result.add_column("shape", overflow="fold")
-    result.add_column(norm, justify="right", overflow="fold")  # folded and never cut: half a number is a wrong one
-    result.add_column("log scale", no_wrap=True)
-    result.add_column("ratio", justify="right", overflow="fold")
-    result.add_column("zeros", justify="right")
-    result.add_column("source", overflow="fold")
-    known, scale = ratios(flow), _scale(flow, norm)
+    result = FlowTable(title=_text(title, "bold"), caption=_text(caption, "dim italic"), expand=False)
+    _add_columns(result, norm)
+    known, scale, size = ratios(flow), _scale(flow, norm), scale_of(flow, norm)
     for site in shown:
         marker = "<- drop " if site.id in drops else ""
         name = _text(f"{_site_words(site)} {rewritten_words(site, norm)}".strip())
         ratio = f"{marker}x{number(known[site.id])}" if site.id in known else ""
-        words = [shape_words(site), norm_words(site.statistics, norm), _bar(site, norm, scale), ratio, _zeros(site),
-                 short_source(site.source)]  # fmt: skip
+        bar = Text(_bar(site, norm, scale), _colours(site, norm, size))
+        words = (shape_words(site), norm_words(site.statistics, norm)), (ratio, _zeros(site), short_source(site.source))
         style = "bold reverse" if marker else _STYLES[look_of(site.statistics)]
         culprit = [_text(f"<- {word}", "bold magenta") for word in marks.get(site.id, [])]
-        result.add_row(Text("\n").join([name, *culprit]), *map(_text, words), style=style)
+        cells = (*map(_text, words[0]), bar, *map(_text, words[1]))
+        result.add_row(Text("\n").join([name, *culprit]), *cells, style=style)
     _add_rewritten(result, flow, norm)
     return result
+
+
+def _add_columns(table: Table, norm: NormWord) -> None:
+    table.add_column("site, op", overflow="fold")
+    table.add_column("shape", overflow="fold")
+    table.add_column(norm, justify="right", overflow="fold")  # folded and never cut: half a number is a wrong one
+    table.add_column("log scale", no_wrap=True)
+    table.add_column("ratio", justify="right", overflow="fold")
+    table.add_column("zeros", justify="right")
+    table.add_column("source", overflow="fold")
+
+
+def _colours(site: Site, norm: NormWord, size: Size) -> str:
+    """The style of a bar: ink that reads on the colour of the scale."""
+    value = site.statistics.norm(norm) if site.statistics is not None else None
+    if look_of(site.statistics) != "measured" or not value:
+        return ""
+    ground = size.colour(value)
+    return f"{text_colour(ground)} on {ground} not reverse"
 
 
 def _add_rewritten(table: Table, flow: GradientFlow, norm: NormWord) -> None:
@@ -167,12 +200,12 @@ def _bar(site: Site, norm: NormWord, scale: tuple[float, float]) -> str:
     low, high = scale
     value = site.statistics.norm(norm)
     # Norms that lie close together all get long bars: their differences are no story.
-    length = round(_BAR * (1 - (high - math.log10(value)) / max(high - low, DECADES))) if value else 0
+    length = round(_BAR * (1 - (high - math.log10(value)) / max(high - low, _DECADES))) if value else 0
     return ("#" * max(1, length)).ljust(_BAR)
 
 
 def _caption(flow: GradientFlow, hidden: int, findings: Iterable[Finding]) -> str:
-    parts = [f"front end: {flow.capture.front_end}", f"loss: {flow.event.loss}"]
+    parts = [f"loss: {flow.event.loss}"]
     counts = severity_counts(findings)
     if counts:
         parts.append(f"findings: {counts}")
@@ -180,47 +213,7 @@ def _caption(flow: GradientFlow, hidden: int, findings: Iterable[Finding]) -> st
         parts.append(f"{hidden} more rows")
     blind = blind_counts(flow)
     if blind:
-        parts.append(f"not measured: {blind}")
+        parts.append(f"without a gradient: {blind}")
     if rewritten_counts(flow):
         parts.append(f"rewritten besides sites: {rewritten_counts(flow)}")
     return "; ".join(parts)
-
-
-def summary(flow: GradientFlow, findings: Sequence[Finding] = ()) -> str:
-    """A few lines: the model, how it was captured, what was measured, drops, the first bad gradient, three findings.
-
-    Plain text, no rich markup: print it with ``markup=False``.  All numbers are l2 norms and their ratios.
-    """
-    measured = sum(site.measured for site in flow.sites)
-    lines = [
-        f"{flow.capture.model}: {measured} of {len(flow.sites)} sites measured",
-        f"front end: {flow.capture.front_end} ({flow.capture.reason})",
-        f"loss: {flow.event.loss}; statistics: {flow.event.level}",
-    ]
-    blind = blind_counts(flow)
-    if blind:
-        lines.append(f"not measured: {blind}")
-    drops = biggest_drops(flow)
-    if drops:
-        words = [f"{drop.site.id} x{number(drop.ratio)}" for drop in drops]
-        lines.append(f"largest drops towards the inputs: {', '.join(words)}")
-    outer = _overall(flow)
-    if outer:
-        lines.append(outer)
-    bad = [site for site in backward_order(flow) if look_of(site.statistics) == "nonfinite"]
-    if bad:
-        where = f" ({short_source(bad[0].source)})" if bad[0].source else ""
-        lines.append(f"first non-finite gradient from the loss: {bad[0].id}{where}")
-    return "\n".join(map(printable, lines + top_lines(findings)))
-
-
-def _overall(flow: GradientFlow) -> str:
-    """How the norm changes from the first measured site near the loss to the last near the inputs."""
-    looks = [site for site in backward_order(flow) if look_of(site.statistics) == "measured"]
-    if len(looks) < 2 or not looks[0].l2_norm or looks[-1].l2_norm is None:  # noqa: PLR2004  # two ends
-        return ""
-    first, last = looks[0], looks[-1]
-    return (
-        f"l2 norm from {first.id} ({number(first.l2_norm)}) to {last.id} ({number(last.l2_norm)}): "
-        f"x{number((last.l2_norm or 0.0) / (first.l2_norm or 1.0))}"
-    )

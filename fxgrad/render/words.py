@@ -10,6 +10,7 @@ from typing import Literal
 from fxgrad.errors import OptionError
 from fxgrad.schema import GradientFlow, NormWord, Rewritten, Site, Statistics
 
+_NEED_NONE = ("no_grad_required", "integer")
 NORMS: tuple[NormWord, ...] = ("l2_norm", "rms", "max_abs")
 #: What a gradient is, beyond its norm; each kind has its own look.
 Look = Literal["measured", "zero", "nonfinite", "outside_range", "not_measured"]
@@ -127,8 +128,9 @@ def short_source(source: str | None) -> str:
 
 
 def blind_counts(flow: GradientFlow) -> str:
-    """``3 integer, 1 frozen``, most frequent first; empty where nothing is blind."""
-    counts = Counter(spot.reason for spot in flow.blind_spots if spot.consumer is None)
+    """``3 detached, 1 frozen``, most frequent first: values that lack a gradient; those that need none do not count."""
+    spots = [spot for spot in flow.blind_spots if spot.consumer is None and spot.reason not in _NEED_NONE]
+    counts = Counter(spot.reason.replace("_", " ") for spot in spots)
     return ", ".join(f"{count} {reason}" for reason, count in sorted(counts.items(), key=lambda item: (-item[1], item)))
 
 

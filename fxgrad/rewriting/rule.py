@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fxgrad.errors import OptionError, RuleError
+from fxgrad.schema.lines import in_a_line
 from fxgrad.torch_support.private import version_of
 
 
@@ -33,6 +34,7 @@ Together = Callable[[dict[str, Tensor], Moment], Mapping[str, Tensor | None] | N
 Condition = Callable[[Any], Any]
 
 
+@in_a_line("start", "stop", "condition")
 @dataclass(frozen=True, slots=True)
 class When:
     """When a rule runs.
@@ -104,6 +106,7 @@ class Where(Protocol):
         """The selection, for messages."""
 
 
+@in_a_line("name", "where", "when")
 @dataclass(frozen=True, slots=True, eq=False)
 class Rule:
     """One rule.  Make it with the functions of ``fxgrad.rules``.

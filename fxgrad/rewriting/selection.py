@@ -13,6 +13,7 @@ from torch import nn
 from fxgrad.errors import OptionError
 from fxgrad.rewriting.patterns import Kind, Pattern, check_kinds, check_pattern, fits, is_of, kind_word, pattern_words
 from fxgrad.schema import Edge, Node, Site
+from fxgrad.schema.lines import in_a_line
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,7 @@ class Surroundings:
     returned: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
 
+@in_a_line("path", "op", "target", "module_type", "dtype", "call_index", "predicate")
 @dataclass(frozen=True, slots=True)
 class Nodes:
     """A selection of node sites; all that is given has to fit.  Made by ``nodes``."""
@@ -111,6 +113,7 @@ def nodes(  # noqa: PLR0913  # each is another way to name a node
     return Nodes(path, ops, target, kinds, word, call_index, predicate, optional)
 
 
+@in_a_line("path")
 @dataclass(frozen=True, slots=True)
 class Outputs:
     """What the calls of some modules return.  Made by ``outputs``."""
@@ -145,6 +148,7 @@ def outputs(path: Pattern, *, optional: bool = False) -> Outputs:
 End = Pattern | Nodes | Outputs
 
 
+@in_a_line("producer", "consumer", "argument", "predicate")
 @dataclass(frozen=True, slots=True)
 class Edges:
     """Edge sites: the part of a gradient that one consumer sends back.  Made by ``edges``."""

@@ -12,6 +12,7 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from fxgrad.errors import OptionError
 from fxgrad.rewriting.patterns import Kind, Pattern, check_kinds, check_pattern, fits, is_of, kind_word, pattern_words
+from fxgrad.schema.lines import in_a_line
 
 Per = Literal["step", "backward", "arrival"]
 
@@ -29,6 +30,7 @@ class Unit:
     members: tuple[tuple[str, Tensor], ...]
 
 
+@in_a_line("path", "module_type", "dtype", "predicate", "per")
 @dataclass(frozen=True, slots=True)
 class Parameters:
     """A selection of parameters, each seen alone.  Made by ``parameters``."""
@@ -93,6 +95,7 @@ def parameters(
     return Parameters(path, kinds, dtype, predicate, per)
 
 
+@in_a_line("kinds", "path", "predicate", "per")
 @dataclass(frozen=True, slots=True)
 class Layers:
     """A selection of modules by their class, each seen with all its parameters.  Made by ``layers``."""
@@ -149,6 +152,7 @@ def layers(
     return Layers(chosen, path, predicate, per)
 
 
+@in_a_line("path", "per")
 @dataclass(frozen=True, slots=True)
 class Groups:
     """A selection of modules, each seen with all the parameters below it.  Made by ``groups``."""

@@ -13,9 +13,12 @@ Units and conventions, used everywhere in the package:
 
 from __future__ import annotations
 
+from fxgrad.schema.comparing import Change, Comparison
+from fxgrad.schema.drawing import DirectionWord, PictureWords, ScaleWord, TableWords, ThemeWord
 from fxgrad.schema.failure import Failure, FailureCause
 from fxgrad.schema.findings import RULES, Confidence, Diagnosis, Finding, NotChecked, Severity
 from fxgrad.schema.flow import CaptureReport, EventInfo, GradientFlow, Sink
+from fxgrad.schema.history import History
 from fxgrad.schema.records import (
     BlindSpot,
     Consumer,
@@ -29,7 +32,16 @@ from fxgrad.schema.records import (
 )
 from fxgrad.schema.rewriting import NotRewritten, RewriteReport, RuleRecord
 from fxgrad.schema.statistics import Statistics
-from fxgrad.schema.values import Activity, BufferRecord, ChannelSums, Constant, OptimizerFacts, StepFacts, Update
+from fxgrad.schema.values import (
+    Activity,
+    BufferRecord,
+    ChannelSums,
+    Constant,
+    LossOp,
+    OptimizerFacts,
+    StepFacts,
+    Update,
+)
 from fxgrad.schema.words import REASONS, FrontEnd, Level, NormWord, Reason, SiteKind
 
 __all__ = [
@@ -39,11 +51,14 @@ __all__ = [
     "BlindSpot",
     "BufferRecord",
     "CaptureReport",
+    "Change",
     "ChannelSums",
+    "Comparison",
     "Confidence",
     "Constant",
     "Consumer",
     "Diagnosis",
+    "DirectionWord",
     "Edge",
     "EventInfo",
     "Failure",
@@ -51,7 +66,9 @@ __all__ = [
     "Finding",
     "FrontEnd",
     "GradientFlow",
+    "History",
     "Level",
+    "LossOp",
     "ModuleCall",
     "ModuleFlow",
     "Node",
@@ -60,15 +77,19 @@ __all__ = [
     "NotRewritten",
     "OptimizerFacts",
     "ParameterRecord",
+    "PictureWords",
     "Reason",
     "RewriteReport",
     "Rewritten",
     "RuleRecord",
+    "ScaleWord",
     "Severity",
     "Sink",
     "Site",
     "SiteKind",
     "Statistics",
     "StepFacts",
+    "TableWords",
+    "ThemeWord",
     "Update",
 ]

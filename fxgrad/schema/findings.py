@@ -7,17 +7,19 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from fxgrad.schema.late import late
+from fxgrad.schema.lines import in_a_line
 from fxgrad.schema.records import Node
 
 if TYPE_CHECKING:
     from rich.console import Group
 
 Severity = Literal["error", "warning", "info"]
+_SEVERITIES = ("error", "warning", "info")
 #: ``"exact"``: the measured facts allow no other reading.  ``"one step"``: judged by one forward and backward.
 #: ``"several steps"``: judged by a series.
 Confidence = Literal["exact", "one step", "several steps"]
 
-#: The public names of the rules, each with what it says in a few words.
+#: The public names of the checks, each with what it says in a few words.
 RULES: Mapping[str, str] = {
     "backward_failed": "the backward pass raised at this node",
     "nonfinite": "a finite gradient or value became NaN or Inf here",
@@ -26,6 +28,7 @@ RULES: Mapping[str, str] = {
     "scale_break": "one operation multiplies the gradient by a factor out of all proportion",
     "dead": "units of an activation never fire",
     "zero": "a gradient that arrived is passed on as exact zeros",
+    "cancelled": "the parts of a value's gradient cancel, so that nothing before it learns",
     "saturated": "an activation works at its flat end and passes next to nothing back",
     "starved": "one branch of a fan-out gets next to nothing of the gradient",
     "underflow": "gradients are too small for their dtype and become zero",
@@ -34,6 +37,7 @@ RULES: Mapping[str, str] = {
     "detached": "parameters get no gradient since an operation cuts it off",
     "frozen": "parameters do not require a gradient",
     "unused": "parameters take no part in the forward pass",
+    "unregistered": "parameters get a gradient, but no registered module has them",
     "update_size": "a step moved a parameter by too much or too little",
     "optimizer_epsilon": "gradients are so small that the optimizer's epsilon swallows them",
     "optimizer_misses": "parameters with gradients are in no group of the optimizer",
@@ -41,17 +45,20 @@ RULES: Mapping[str, str] = {
     "zero_grad_missing": "gradients are never cleared between steps",
     "update_lost": "steps are too small for the dtype of the parameters and get lost",
     "weight_decay": "weight decay eats the weights",
+    "double_activation": "an activation is applied twice, as by softmax in front of cross_entropy",
+    "target_range": "targets are far from what the outputs reach",
     "loss_seed": "the gradient was out of range already when it entered the model",
     "symmetry": "all units of a layer get the same gradient",
 }
 
 
+@in_a_line("rule", "severity", "place", "source")
 @dataclass(frozen=True, slots=True)
 class Finding:
     """One judgement.
 
     Attributes:
-        rule: a word of ``RULES``, or the name of a rule of the user's own.
+        rule: a word of ``RULES``, or the name of a check of the user's own.
         severity: ``"error"``: training cannot work; ``"warning"``: act; ``"info"``: good to know, no fault.
         message: what was measured, then the likely cause; one line.
         suggestion: what to try, in one or two sentences.
@@ -60,12 +67,12 @@ class Finding:
         parameter: full name of the parameter to blame, if it is one.
         evidence: the numbers behind it, by name.
         confidence: see ``Confidence``.
-        path: node keys from the culprit on, the way that the fault took.
-        affected: full names of the parameters that suffer.
+        path: node keys from the culprit on, along what it did to values or gradients.
+        affected: full names of the parameters whose gradient it changes or takes away.
         units: dead or otherwise guilty units, ascending.
         consequences: findings that this one explains.
         backward: number of the backward event that it is about.
-        docs: the rule's page, below ``docs/``.
+        docs: the check's page, below ``docs/``; ``fxgrad explain RULE`` prints it.
     """
 
     rule: str
@@ -102,27 +109,33 @@ class Finding:
             yield from finding.explained
 
     def __str__(self) -> str:
-        """One line: severity, rule, place, source line and message."""
+        """One line: severity, check, place, source line and message."""
         line: str = late("fxgrad.render.findings", "one_line")(self)
         return line
 
 
+@in_a_line("rule", "reason")
 @dataclass(frozen=True, slots=True)
 class NotChecked:
-    """A rule that could not be judged, and what it lacks."""
+    """A check that could not be judged, and what it lacks.
+
+    ``give``: the option that the user could have given, such as ``"forward=True"``; None where there is none.  Printed
+    findings tell of those with one only.  Empty where the check itself failed, which they tell as well.
+    """
 
     rule: str
     reason: str
+    give: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What the rules say of a flow, or of a series of flows.
+    """What the checks say of a flow, or of a series of flows.
 
     Attributes:
         findings: ranked: what is to be mended first comes first; consequences are inside of their cause.
-        not_checked: the rules that lack a statistic.
-        rules: names of all rules that were asked.
+        not_checked: the checks that lack a statistic.
+        rules: names of all checks that were asked.
     """
 
     findings: tuple[Finding, ...]
@@ -136,9 +149,14 @@ class Diagnosis:
 
     @property
     def checked(self) -> tuple[str, ...]:
-        """The rules that were asked and did not lack anything."""
+        """The checks that were asked and did not lack anything."""
         lacking = {one.rule for one in self.not_checked}
         return tuple(rule for rule in self.rules if rule not in lacking)
+
+    def __repr__(self) -> str:
+        """How many findings there are, and how much was checked."""
+        counts = ", ".join(f"{sum(f.severity == word for f in self.findings)} {word}" for word in _SEVERITIES)
+        return f"Diagnosis({counts}; {len(self.checked)} of {len(self.rules)} checks ran)"
 
     def __str__(self) -> str:
         """The ranked findings, and what was not checked, as plain text."""

@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from fxgrad.schema.drawing import PictureWords, TableWords
 from fxgrad.schema.failure import Failure
 from fxgrad.schema.findings import Diagnosis, Finding, NotChecked
 from fxgrad.schema.late import late as _late
+from fxgrad.schema.lines import in_a_line
 from fxgrad.schema.records import BlindSpot, Edge, ModuleCall, ModuleFlow, Node, ParameterRecord, Site
-from fxgrad.schema.values import BufferRecord, OptimizerFacts
-from fxgrad.schema.words import FrontEnd, Level, SiteKind
+from fxgrad.schema.values import BufferRecord, LossOp, OptimizerFacts
+from fxgrad.schema.words import FrontEnd, Level, NormWord, SiteKind
 
 if TYPE_CHECKING:
     import networkx as nx
+    import pandas as pd
+    from matplotlib.figure import Figure
     from rich.table import Table
+    from typing_extensions import Unpack
+
+    from fxgrad.render.report import Report
+
+_NAME = 40  # characters of a model's name in the short form
 
 
+@in_a_line("model", "front_end", "training", "recorder")
 @dataclass(frozen=True, slots=True)
 class CaptureReport:
     """How the graph was obtained.
@@ -45,6 +55,7 @@ class CaptureReport:
     recorder: str = "python"
 
 
+@in_a_line("backward", "forward", "level", "sites", "loss")
 @dataclass(frozen=True, slots=True)
 class EventInfo:
     """Which backward event was measured.
@@ -64,6 +75,8 @@ class EventInfo:
             gradient penalty is: what enters linearly has no second derivative, and gets zeros by construction.
         margins_met: whether the loss was exactly 0 behind a cut-off (triplet, hinge, ranking), so that there is nothing
             to learn from these samples; known in a one-shot call only, a watch does not see the loss.
+        loss_ops: what made the loss of the model's outputs, from the loss on, as seen in the first backward pass
+            through this graph; empty where unknown, and where the model returned the loss.
     """
 
     backward: int
@@ -77,6 +90,7 @@ class EventInfo:
     failed: Failure | None = None
     differentiated: bool = False
     margins_met: bool = False
+    loss_ops: tuple[LossOp, ...] = ()
 
 
 class _Judged:
@@ -161,17 +175,17 @@ class GradientFlow(_Judged):
         graph: nx.DiGraph[str] = _late("fxgrad.graph", "to_networkx")(self)
         return graph
 
-    def to_dot(self, path: str | Path | None = None, **options: Any) -> str:
-        """Graphviz DOT text (see ``fxgrad.render.dot.PictureOptions``), also written to ``path`` if given.
+    def to_dot(self, path: str | Path | None = None, **options: Unpack[PictureWords]) -> str:
+        """Graphviz DOT text (options: see ``fxgrad.schema.PictureWords``), also written to ``path`` if given.
 
         ``findings`` are those of this flow unless others are given (those of a series, or ``()`` for none).
         """
-        text: str = _late("fxgrad.render.dot", "to_dot")(self, path, **self._with_findings(options))
+        text: str = _late("fxgrad.render.dot", "to_dot")(self, path, self._with_findings(options))
         return text
 
-    def to_svg(self, path: str | Path | None = None, **options: Any) -> str:
+    def to_svg(self, path: str | Path | None = None, **options: Unpack[PictureWords]) -> str:
         """The picture as SVG text, also written to ``path`` if given; options as for ``to_dot``."""
-        text: str = _late("fxgrad.render.svg", "to_svg")(self, path, **self._with_findings(options))
+        text: str = _late("fxgrad.render.svg", "to_svg")(self, path, self._with_findings(options))
         return text
 
     def to_json(self, path: str | Path | None = None) -> str:
@@ -179,21 +193,58 @@ class GradientFlow(_Judged):
         text: str = _late("fxgrad.store", "to_json")(self, path)
         return text
 
-    def table(self, **options: Any) -> Table:
+    def to_csv(self, path: str | Path | None = None, *, of: Literal["values", "parameters"] = "values") -> str:
+        """A row for each value (or parameter) and a column for each statistic; also written to ``path`` if given."""
+        text: str = _late("fxgrad.frames", "to_csv")([self], of)
+        if path is not None:
+            _late("fxgrad.store", "write_whole")(Path(path), text)
+        return text
+
+    def to_pandas(self, *, of: Literal["values", "parameters"] = "values") -> pd.DataFrame:
+        """The same as a frame (needs pandas), for ``to_parquet`` and plots of your own.
+
+        Raises:
+            OptionError: pandas is not installed, or ``of`` is unknown.
+        """
+        frame: pd.DataFrame = _late("fxgrad.frames", "to_pandas")([self], of)
+        return frame
+
+    def plot(self, path: str | Path | None = None, *, norm: NormWord = "l2_norm") -> Figure:
+        """The depth profile as a matplotlib figure: norm against depth on a log scale; saved to ``path`` if given.
+
+        Raises:
+            OptionError: matplotlib is not installed, or ``norm`` is unknown or was not measured.
+        """
+        figure: Figure = _late("fxgrad.render.plots", "plot_flow")(self, path, norm=norm)
+        return figure
+
+    def table(self, **options: Unpack[TableWords]) -> Table:
         """A rich table in backward order with the drops that matter and the culprits of findings marked."""
         found: Table = _late("fxgrad.render.text", "table")(self, **self._with_findings(options))
         return found
 
-    def _with_findings(self, options: dict[str, Any]) -> dict[str, Any]:
+    def _with_findings(self, options: Mapping[str, Any]) -> dict[str, Any]:
         given = options.get("findings")
-        return options | {"findings": self.findings if given is None else given}
+        return {**options, "findings": self.findings if given is None else given}
 
-    def __rich__(self) -> Table:
-        """What rich prints for a flow: its table."""
-        return self.table()
+    def __repr__(self) -> str:
+        """The model, how many values there are and were measured, and which backward pass it was."""
+        measured = sum(site.measured for site in self.sites)
+        model = self.capture.model if len(self.capture.model) <= _NAME else f"{self.capture.model[:_NAME]}…"
+        return f"GradientFlow({model}: {measured} of {len(self)} values measured, backward {self.event.backward})"
+
+    def __str__(self) -> str:
+        """The answer in words: verdict, findings, and a profile of the model, as wide as the terminal."""
+        text: str = _late("fxgrad.render.report", "report_text")(self.__rich__())
+        return text.rstrip("\n")
+
+    def __rich__(self) -> Report:
+        """What rich prints for a flow: the words of ``str``, in colour."""
+        shown: Report = _late("fxgrad.render.report", "Report")(self, self.findings)
+        return shown
 
     def _repr_html_(self) -> str:
-        """What a notebook shows for a flow: the picture, or the table where Graphviz is missing, and the findings."""
+        """What a notebook shows: the picture and the profile, or the words alone where Graphviz is missing."""
         text: str = _late("fxgrad.render.svg", "notebook_html")(self, self.diagnosis)
         return text
 

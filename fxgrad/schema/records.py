@@ -5,11 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from fxgrad.schema.late import late
+from fxgrad.schema.lines import in_a_line
 from fxgrad.schema.statistics import Statistics
 from fxgrad.schema.values import Activity, ChannelSums, Constant, Update
 from fxgrad.schema.words import Reason
 
 
+@in_a_line("key", "op", "target", "source")
 @dataclass(frozen=True, slots=True)
 class Node:
     """A node of the captured graph that returns at least one tensor (or is the graph's output).
@@ -26,6 +29,8 @@ class Node:
         source: ``file:line`` of the user's code, None where unknown.
         constants: numbers and words among the arguments, or the settings of a leaf module (``eps``, ``min_val`` ...).
         parameters: full names of the parameters and buffers that the call takes directly, or that the leaf module owns.
+        unregistered: what it takes that requires a gradient and belongs to no registered module: where that is held
+            (``"layers[1].weight"``), or its shape in words where no module holds it.
     """
 
     key: str
@@ -38,6 +43,7 @@ class Node:
     source: str | None
     constants: tuple[Constant, ...] = ()
     parameters: tuple[str, ...] = ()
+    unregistered: tuple[str, ...] = ()
 
 
 class _HasStatistics:
@@ -97,6 +103,7 @@ class _HasStatistics:
         return value
 
 
+@in_a_line("key", "argument")
 @dataclass(frozen=True, slots=True)
 class Consumer:
     """The use of a value: the consuming node's ``key`` and where the value stands among its arguments.
@@ -108,6 +115,7 @@ class Consumer:
     argument: str
 
 
+@in_a_line("rules", "ran", "changed")
 @dataclass(frozen=True, slots=True)
 class Rewritten:
     """What happened to the gradient of a site, an edge or a parameter under rewrite rules.
@@ -144,6 +152,7 @@ class Rewritten:
     reason: str | None = None
 
 
+@in_a_line("id", "op", "shape", "dtype", "l2_norm")
 @dataclass(frozen=True, slots=True)
 class Site(_HasStatistics):
     """A place where a gradient is observed: one tensor that ``node`` returned.
@@ -174,6 +183,11 @@ class Site(_HasStatistics):
     value: Statistics | None = None
     activity: Activity | None = None
     channels: ChannelSums | None = None
+
+    def __str__(self) -> str:
+        """A few lines: what made the value, its gradient, and the value itself where that was measured."""
+        text: str = late("fxgrad.render.lines", "site_text")(self)
+        return text
 
     @property
     def passed_on(self) -> Statistics | None:
@@ -222,6 +236,7 @@ class Site(_HasStatistics):
         return self.node.source
 
 
+@in_a_line("producer", "output_position", "consumer", "l2_norm")
 @dataclass(frozen=True, slots=True)
 class Edge(_HasStatistics):
     """A value that flows from one node to another in the forward pass.
@@ -243,6 +258,7 @@ class Edge(_HasStatistics):
     rewritten: Rewritten | None = None
 
 
+@in_a_line("name", "shape", "requires_grad", "l2_norm")
 @dataclass(frozen=True, slots=True)
 class ParameterRecord(_HasStatistics):
     """Gradient statistics of one parameter in one backward event.
@@ -275,6 +291,7 @@ class ParameterRecord(_HasStatistics):
     registered: bool = True
 
 
+@in_a_line("id", "reason")
 @dataclass(frozen=True, slots=True)
 class BlindSpot:
     """A node, one of its tensors or one use of such a tensor, without a measured gradient, and why.
@@ -297,6 +314,7 @@ class BlindSpot:
         return self.key + self.output_position
 
 
+@in_a_line("path", "type", "call_index")
 @dataclass(frozen=True, slots=True)
 class ModuleCall:
     """One call of a module: which sites it took in and which it returned (``Site.id``, in order)."""
@@ -308,6 +326,7 @@ class ModuleCall:
     outputs: tuple[str, ...]
 
 
+@in_a_line("path", "type", "call_index", "gradient_in", "gradient_out", "gain")
 @dataclass(frozen=True, slots=True)
 class ModuleFlow:
     """What the gradient did in one module call.

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fxgrad.schema.flow import CaptureReport
+from fxgrad.schema.lines import in_a_line
 
 
+@in_a_line("rule", "place", "ran", "fired", "changed")
 @dataclass(frozen=True, slots=True)
 class RuleRecord:
     """What one rule did at one place since the rewrite began.
@@ -30,6 +32,7 @@ class RuleRecord:
     norm_after: float | None = None
 
 
+@in_a_line("rule", "place", "reason")
 @dataclass(frozen=True, slots=True)
 class NotRewritten:
     """A place that a rule selects but cannot act on, and why."""
@@ -59,6 +62,11 @@ class RewriteReport:
     def of(self, rule: str) -> tuple[RuleRecord, ...]:
         """The records of one rule."""
         return tuple(record for record in self.records if record.rule == rule)
+
+    def __repr__(self) -> str:
+        """The step, and how many rules stand at how many places."""
+        rules = len({record.rule for record in self.records})
+        return f"RewriteReport(step {self.step}: {rules} rules at {len(self.records)} places)"
 
     def __str__(self) -> str:
         """A line per rule and place."""

@@ -6,9 +6,11 @@ import math
 from dataclasses import dataclass, fields
 
 from fxgrad.schema.histogram import range_of, share_below
+from fxgrad.schema.lines import in_a_line
 from fxgrad.schema.words import Level, NormWord
 
 
+@in_a_line("level", "numel", "l2_norm", "max_abs", "nan_count", "inf_count", "zero_count")
 @dataclass(frozen=True, slots=True, eq=False)
 class Statistics:
     """Scalars of one gradient (one tensor, one backward event), or of one value in the forward pass.

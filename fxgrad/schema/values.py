@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fxgrad.schema.lines import in_a_line
 from fxgrad.schema.statistics import Statistics
 
 
+@in_a_line("argument", "text")
 @dataclass(frozen=True, slots=True)
 class Constant:
     """A constant that a node was called with, or a setting of a leaf module.
@@ -22,6 +24,7 @@ class Constant:
     number: float | None = None
 
 
+@in_a_line("axis", "units", "samples", "active")
 @dataclass(frozen=True, slots=True)
 class Activity:
     """Which units of an activation's output were active in one forward call.
@@ -45,6 +48,7 @@ class Activity:
     active: int
 
 
+@in_a_line("axis")
 @dataclass(frozen=True, slots=True)
 class ChannelSums:
     """The gradient of what a convolution, linear or matmul-like node returned, unit by unit.
@@ -58,6 +62,7 @@ class ChannelSums:
     square_sums: tuple[float, ...]
 
 
+@in_a_line("name", "shape", "dtype")
 @dataclass(frozen=True, slots=True)
 class BufferRecord:
     """A floating or complex buffer as it was when the forward began.
@@ -75,6 +80,7 @@ class BufferRecord:
     value: Statistics
 
 
+@in_a_line("l2_norm", "weight_norm", "learning_rate")
 @dataclass(frozen=True, slots=True)
 class Update:
     """What one optimizer step did to one parameter.
@@ -126,6 +132,22 @@ class StepFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class LossOp:
+    """An operation between the model's outputs and what was differentiated.
+
+    Attributes:
+        name: of the autograd node, such as ``"nll_loss"``, ``"log_softmax"``, ``"mse_loss"``, ``"mean"``.
+        takes: name of what made its first operand, views and casts left out; with ``model.`` in front where that is in
+            the model's forward; empty where it needs no gradient.
+        reduction: ``"none"``, ``"mean"`` or ``"sum"``; empty for an operation without one.
+    """
+
+    name: str
+    takes: tuple[str, ...] = ()
+    reduction: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class OptimizerFacts:
     """The optimizers of a watch, at one event.
 
@@ -138,6 +160,7 @@ class OptimizerFacts:
         missing: the trained parameters that are in no group of the optimizers, by name.
         moved: those of them that something else has changed since watching began, such as another optimizer.
         steps: the steps behind this event, one per optimizer that took one.
+        others: how many of its parameters are none of the model's registered ones.
     """
 
     type: str
@@ -147,3 +170,4 @@ class OptimizerFacts:
     missing: tuple[str, ...] = ()
     moved: tuple[str, ...] = ()
     steps: tuple[StepFacts, ...] = ()
+    others: int = 0

@@ -23,8 +23,10 @@ _ABSENT = object()
 
 
 @contextmanager
-def preserved(model: nn.Module, inputs: Iterable[Tensor]) -> Iterator[None]:
+def preserved(model: nn.Module, inputs: Iterable[Tensor], *, compiled: bool = False) -> Iterator[None]:
     """Restore, also after an error: ``.grad``, buffers, attributes of modules, hooks, flags and random streams.
+
+    ``compiled``: see ``random_streams``.
 
     Parameters are not copied.  A forward that writes into a parameter is reported by a warning.
     """
@@ -35,7 +37,7 @@ def preserved(model: nn.Module, inputs: Iterable[Tensor]) -> Iterator[None]:
     for leaf in leaves:
         leaf.grad = None
     try:
-        with modules_preserved(model), random_streams():
+        with modules_preserved(model), random_streams(compiled=compiled):
             yield
     finally:
         for leaf, grad in grads:

@@ -1,4 +1,4 @@
-"""The only place that uses names of torch which are not public API.
+"""The only place that uses names of torch which are not public API (those of single passes: ``private_passes``).
 
 Each function says which name it uses, why no public one does, and what happens where it is missing.
 ``tests/test_torch_private.py`` exercises every one on the installed torch.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import operator
 import sys
 import threading
 import types
@@ -79,18 +78,6 @@ def version_of(tensor: Tensor) -> int:
         return 0
 
 
-_version = operator.attrgetter("_version")
-
-
-def versions_of(tensors: Iterable[Tensor]) -> list[int]:
-    """``version_of`` each, at a quarter of the cost: it is asked for every parameter in every step."""
-    tensors = list(tensors)
-    try:
-        return list(map(_version, tensors))
-    except RuntimeError:
-        return list(map(version_of, tensors))
-
-
 def base_of(tensor: Tensor) -> Tensor | None:
     """The tensor that ``tensor`` is a differentiable view of, or None (``Tensor._base``)."""
     return tensor._base  # noqa: SLF001
@@ -145,16 +132,6 @@ def _thread_number() -> int:
 #: ``torch._C._current_graph_task_id``: two concurrent backwards cannot be told apart without it, so the fall-back is
 #: the thread, which is right for one device.
 current_backward: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", _thread_number)  # noqa: SLF001
-
-
-def keeps_graph() -> bool:
-    """Whether the running backward pass was asked to leave the graph as it is (``retain_graph=True``).
-
-    ``torch._C._autograd._get_current_graph_task_keep_graph``, which AOTAutograd asks for the same end.  Where it is
-    missing, every graph counts as freed by its first pass, so that a second one that raises may be explained by that.
-    """
-    ask = getattr(getattr(torch._C, "_autograd", None), "_get_current_graph_task_keep_graph", None)  # noqa: SLF001
-    return False if ask is None else bool(ask())
 
 
 def forget_empty_hooks(tensor: Tensor) -> None:
@@ -244,9 +221,21 @@ def graph_in_the_making() -> bool:
     question, and without this one a watched submodule is observed while a parent is traced.  It is slow, and asked only
     where somebody has replaced ``nn.Module.__call__``, as torch.fx does for the time of a trace.
     """
-    if torch._C._is_tracing() or torch.compiler.is_compiling():  # noqa: SLF001
+    if torch._C._is_tracing() or _compiles_here():  # noqa: SLF001
         return True
     return nn.Module.__call__ is not _MODULE_CALL and _fx_traces()
+
+
+def _compiles_here() -> bool:
+    """Whether dynamo or torch.export is at work in this thread; ``torch.compiler.is_compiling`` answers for all.
+
+    ``torch._guards.TracingContext`` and ``CompileContext``, which are kept by thread.  Without them, any thread counts.
+    """
+    if not torch.compiler.is_compiling():
+        return False
+    home = sys.modules.get("torch._guards")
+    asks = [getattr(getattr(home, name, None), "try_get", None) for name in ("TracingContext", "CompileContext")]
+    return any(ask is None or ask() is not None for ask in asks)
 
 
 _MODULE_CALL = nn.Module.__call__
@@ -261,15 +250,6 @@ sequence_number: Callable[[], int] = getattr(
     "_get_sequence_nr",
     itertools.count().__next__,
 )
-
-
-def sequence_of(node: Any) -> int:
-    """When an autograd node was made, as ``sequence_number`` counts (``Node._sequence_nr``); leaves have the same one.
-
-    Only to look nodes up quickly: where the name is missing, all have one number, and the right one is searched for.
-    """
-    ask = getattr(node, "_sequence_nr", None)
-    return 0 if ask is None else int(ask())
 
 
 @contextlib.contextmanager
@@ -407,3 +387,12 @@ def referenced(tensor: Tensor) -> bool:
 
 
 _UNHELD = 4  # references: the caller's two, the parameter above, and that of ``getrefcount``
+
+
+def node_number(node: Any) -> int:
+    """The sequence number of an autograd node, as counted by ``sequence_number``; -1 where torch doesn't tell.
+
+    ``Node._sequence_nr``: nothing public says which of two nodes is older.
+    """
+    ask = getattr(node, "_sequence_nr", None)
+    return -1 if ask is None else int(ask())

@@ -111,17 +111,18 @@ class _Looking(TorchFunctionMode):
 
 
 @contextmanager
-def random_streams(*, fake: bool = False) -> Iterator[Callable[[], bool]]:
+def random_streams(*, fake: bool = False, compiled: bool = False) -> Iterator[Callable[[], bool]]:
     """Restore those random streams of torch (all devices in use), Python and NumPy that this thread drew from.
 
-    ``fake``: what runs has no data, and draws nothing from torch's streams.
+    ``fake``: what runs has no data, and draws nothing from torch's streams.  ``compiled``: dynamo runs it, which takes
+    no mode of ours; there all that was drawn counts as our own.
 
     Gives a function that says whether one of them was.  A stream that nobody drew from is not written to.  What another
     thread draws from Python's or NumPy's stream between two torch functions of ours cannot be told from our own.
     """
     alone = threading.active_count() == 1
     streams = [stream for stream in _streams() if alone or not (fake and stream.of_torch)]
-    mode = None if alone or fake else _Looking(streams)
+    mode = None if alone or fake or compiled else _Looking(streams)
 
     def drawn() -> bool:
         if mode is None:

@@ -115,3 +115,16 @@ def test_no_finding_is_lost_or_told_twice(count: int) -> None:
     assert len(saturated) == 1
     told = [saturated[0].site, *(f.site for f in saturated[0].consequences)]
     assert sorted(map(str, told)) == ["/tanh", *(f"/tanh#{n}" for n in range(1, count))]
+
+
+def test_gradients_that_are_never_cleared_explain_steps_that_are_too_large() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=3.0)
+    with fxgrad.watch(model, optimizer=optimizer) as watch:
+        for _ in range(8):
+            (model(torch.randn(32, 8)) - 1).square().mean().backward()
+            optimizer.step()
+        (finding,) = (one for one in watch.diagnose().findings if one.severity != "info")
+    assert finding.rule == "zero_grad_missing"
+    assert "update_size" in {one.rule for one in finding.explained}

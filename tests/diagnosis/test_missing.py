@@ -130,3 +130,41 @@ def test_frozen_parameters_are_one_piece_of_information() -> None:
     (finding,) = found(flow, "frozen")
     assert (finding.severity, finding.node) == ("info", None)
     assert finding.affected == ("dropped.weight", "dropped.bias", "idle.weight", "idle.bias")
+
+
+@pytest.mark.parametrize(("taught", "severity"), [(True, "info"), (False, "error")])
+def test_a_teacher_that_no_optimizer_has_is_information(taught: bool, severity: str) -> None:
+    model = Cut(without_gradient)
+    parameters = model.head.parameters() if taught else model.parameters()
+    with fxgrad.watch(model, optimizer=torch.optim.SGD(parameters, 0.1)) as watch:
+        model(torch.randn(16, 8)).square().mean().backward()
+    (finding,) = found(watch.flow(), "detached")
+    assert (finding.severity, finding.affected) == (severity, ("encoder.weight", "encoder.bias"))
+
+
+@pytest.mark.parametrize(("steps", "severity"), [(9, "info"), (10, "warning")])
+def test_a_member_that_idles_for_long_is_a_warning(steps: int, severity: str) -> None:
+    class Experts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.experts = nn.ModuleList(nn.Linear(8, 2) for _ in range(2))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.experts[0](x)
+
+    model = Experts()
+    with fxgrad.watch(model) as watch:
+        for _ in range(steps):
+            model(torch.randn(4, 8)).sum().backward()
+    (finding,) = found(watch.history, "unused")
+    assert (finding.severity, finding.affected) == (severity, ("experts.1.weight", "experts.1.bias"))
+
+
+def test_what_has_no_second_derivative_is_information() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1))
+    with fxgrad.watch(model) as watch:
+        x = torch.randn(4, 8, requires_grad=True)
+        (slope,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+        slope.square().sum().backward()
+    (finding,) = found(watch.flow(), "unused")
+    assert (finding.severity, finding.affected) == ("info", ("2.bias",))

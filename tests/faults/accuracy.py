@@ -22,7 +22,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "findings" / "accuracy.md"
 START, END = "<!-- accuracy: start -->", "<!-- accuracy: end -->"
 FORMS: tuple[Form, ...] = ("one_shot", "history")
 WORDS = {"one_shot": "One forward and backward", "history": "A short training run"}
-HEAD = "| rule | programs | runs | found | right rule | blamed right | false alarms |\n|---|---|---|---|---|---|---|"
+HEAD = "| check | programs | runs | found | right check | blamed right | false alarms |\n|---|---|---|---|---|---|---|"
 
 
 def all_verdicts(seeds: Sequence[int], forms: Iterable[Form] = FORMS) -> list[Verdict]:

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from tests.faults import (
+    advice,
     always_zero,
+    cancelled,
     dead,
     detached,
     exploding,
     healthy,
     healthy_layers,
+    healthy_losses,
     healthy_models,
     healthy_nets,
+    healthy_parameters,
     healthy_tasks,
     healthy_training,
     healthy_zeros,
+    losses,
     optimizer,
     saturated,
     scale,
@@ -22,6 +27,7 @@ from tests.faults import (
     traps_more,
     traps_nets,
     underflow,
+    unregistered,
     vanishing,
     zero,
 )  # fmt: skip
@@ -29,9 +35,10 @@ from tests.faults.program import Program, Register
 
 REGISTERS: tuple[Register, ...] = (
     vanishing.VANISHING, exploding.EXPLODING, scale.SCALE, dead.DEAD, zero.ZERO, saturated.SATURATED,
-    detached.DETACHED, detached.UNUSED, underflow.UNDERFLOW, training.TRAINING, traps.TRAPS, healthy.HEALTHY,
+    detached.DETACHED, detached.UNUSED, underflow.UNDERFLOW, training.TRAINING, unregistered.UNREGISTERED,
     always_zero.STUCK, always_zero.UNFED, always_zero.CUT, always_zero.SINGLE, always_zero.UNROUTED,
     optimizer.MISSES, optimizer.IDLE, optimizer.UNCLEARED, optimizer.ROUNDING, optimizer.DECAY, optimizer.SPOILT,
+    losses.TWICE, losses.TARGETS, cancelled.CANCELLED, advice.ADVICE, traps.TRAPS, healthy.HEALTHY,
 )  # fmt: skip
 PROGRAMS: tuple[Program, ...] = tuple(program for register in REGISTERS for program in register.programs)
 TRAPS = tuple(program for program in PROGRAMS if program.kind == "traps")
@@ -40,6 +47,6 @@ FAULTS = tuple(program for program in PROGRAMS if program.expect and program.kin
 __all__ = [
     "FAULTS", "HEALTHY", "PROGRAMS", "REGISTERS", "TRAPS",
     # imported for what they register
-    "healthy_layers", "healthy_models", "healthy_nets", "healthy_tasks", "healthy_training",
-    "healthy_zeros", "traps_more", "traps_nets",
+    "healthy_layers", "healthy_losses", "healthy_models", "healthy_nets", "healthy_parameters",
+    "healthy_tasks", "healthy_training", "healthy_zeros", "traps_more", "traps_nets",
 ]  # fmt: skip

@@ -26,6 +26,7 @@ class Verdict:
         alarms: how many errors and warnings there are, consequences left out.
         detected: whether there is a finding to judge.
         right_rule, right_place: whether its rule, and what it blames, are among those expected.
+        right_words: whether it says one of the words that the program asks for.
     """
 
     program: Program
@@ -36,6 +37,7 @@ class Verdict:
     detected: bool
     right_rule: bool
     right_place: bool
+    right_words: bool
 
     @property
     def line(self) -> str:
@@ -76,6 +78,7 @@ def judge(program: Program, seed: int, form: Form) -> Verdict:
     return Verdict(
         program, seed, form, first, len(alarms), first is not None,
         first is not None and first.rule in program.expect, first is not None and right_place(program, first),
+        first is not None and _says(program, first),
     )  # fmt: skip
 
 
@@ -87,6 +90,11 @@ def right_place(program: Program, finding: Finding) -> bool:
     if node is None:
         return finding.parameter is not None and program.blames(finding.parameter)
     return program.blames(node.key, node.name, node.target, node.module_path)
+
+
+def _says(program: Program, finding: Finding) -> bool:
+    said = f"{finding.message} {finding.suggestion}"
+    return not program.says or any(word in said for word in program.says)
 
 
 def rates(verdicts: Sequence[Verdict]) -> dict[str, float]:

@@ -89,6 +89,7 @@ class Program:
         victims: beginnings of the names of the parameters that suffer, for the proof in plain torch.
         forms: the forms in which it must be found.
         info_ok: whether the right rule as information counts as found, since training goes on all the same.
+        says: words, any of which must stand in the message or the suggestion of the finding.
         half: thresholds are set on ``tune`` and reported on ``report``.
     """
 
@@ -102,6 +103,7 @@ class Program:
     victims: tuple[str, ...] = ()
     forms: frozenset[Form] = BOTH
     info_ok: bool = False
+    says: tuple[str, ...] = ()
     half: Half = "tune"
 
     def build(self, seed: int) -> Built:

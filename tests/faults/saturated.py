@@ -25,7 +25,7 @@ def inputs_not_normalised():
     return Built(net, (torch.randn(32, 12) * 300 + 500,), xent(32, 3))
 
 
-@SATURATED("saturated", culprits=("softmax",), victims=("body",))
+@SATURATED("saturated", "double_activation", culprits=("softmax",), victims=("body",))
 def softmax_in_front_of_cross_entropy():
     net = Net(
         lambda self, x: torch.softmax(50 * self.head(torch.tanh(self.body(x))), dim=-1),

@@ -40,6 +40,12 @@ def test_faults_are_found_and_blamed_where_they_are(form: Form, seed: int) -> No
 
 
 @pytest.mark.parametrize(("form", "seed"), ROUNDS)
+def test_advice_fits_the_case(form: Form, seed: int) -> None:
+    found = verdicts(tuple(program for program in FAULTS if program.says), form, seed)
+    assert not wrong(found, "detected", "right_rule", "right_place", "right_words")
+
+
+@pytest.mark.parametrize(("form", "seed"), ROUNDS)
 def test_every_trap_is_led_back_to_its_origin(form: Form, seed: int) -> None:
     found = verdicts(TRAPS, form, seed)
     assert not wrong(found, "detected", "right_rule", "right_place")

@@ -149,6 +149,114 @@ def test_cut_parameters_get_none(program: Program, seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("program", named(FAULTS, "unregistered"))
+def test_the_loss_reaches_parameters_that_the_model_does_not_list(program: Program, seed: int) -> None:
+    built = program.build(seed)
+    loss = built.loss(built.model(*built.args))
+    loss.backward()
+    listed = {id(p) for p in built.model.parameters()}
+    others = [leaf for leaf in leaves_of(loss) if id(leaf) not in listed]
+    assert others and all(leaf.grad is not None and leaf.grad.any() for leaf in others)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("program", named(FAULTS, "cancelled"))
+def test_cancelled_parts_leave_rounding_and_the_value_changes_nothing(program: Program, seed: int) -> None:
+    built = program.build(seed)
+    _, gradients = step(built)
+    victims = of_victims(program, gradients)
+    usual = max(g.norm() for g in gradients.values() if g is not None)
+    assert all(g is not None and g.norm() < 1e-5 * usual for g in victims.values())
+    loss = built.loss(built.model(*built.args))
+    with torch.no_grad():
+        for name, parameter in built.model.named_parameters():
+            if name in victims:
+                parameter.mul_(1.01)
+    torch.testing.assert_close(built.loss(built.model(*built.args)), loss, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("program", named(FAULTS, "double_activation"))
+def test_a_loss_that_applies_an_activation_is_given_values_between_0_and_1(
+    program: Program, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built, seen = program.build(seed), []
+    for name in ("cross_entropy", "binary_cross_entropy_with_logits"):
+        real = getattr(torch.nn.functional, name)
+        monkeypatch.setattr(
+            torch.nn.functional,
+            name,
+            lambda given, *rest, real=real, **more: (seen.append(given), real(given, *rest, **more))[1],
+        )
+    built.loss(built.model(*built.args))
+    assert len(seen) == 1
+    assert seen[0].min() >= 0 and seen[0].max() <= 1
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("program", named(FAULTS, "target_range"))
+def test_a_squared_error_is_far_above_the_size_of_the_outputs(program: Program, seed: int) -> None:
+    built = program.build(seed)
+    out = built.model(*built.args)
+    out.retain_grad()
+    built.loss(out).backward()
+    shares = [out.numel() / 2, 1 / 2]  # of a mean, of a sum
+    distance = out.grad.double().square().mean().sqrt() * (shares[1] if "summed" in program.name else shares[0])
+    assert distance > 1.5 * max(1.0, out.double().abs().max().item())
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("program", named(FAULTS, "advice"))
+def test_the_remedy_is_one(program: Program, seed: int) -> None:
+    (mended,) = [one for one in HEALTHY if one.name == f"{program.name}_mended"]
+    assert sick(program.build(seed)) or spread(program.build(seed)) > spread(mended.build(seed)) + 1
+    assert not sick(mended.build(seed))
+
+
+def spread(built: Built) -> float:
+    """Decades between the largest and the smallest gradient that arrives at a call."""
+    norms = [norm for norm in arrivals(calls_of(built)) if norm > 0]
+    return math.log10(max(norms) / min(norms)) if norms and all(map(math.isfinite, norms)) else math.inf
+
+
+def sick(built: Built) -> str:
+    """What is wrong with two steps of a program, in a word: non-finite, missing, far apart or far too large."""
+    optimizer = built.optimized()
+    for number in range(2):
+        args, loss_of = built.at(number)
+        optimizer.zero_grad()
+        loss_of(built.model(*args)).backward()
+        gradients = [p.grad for p in built.model.parameters()]
+        if any(g is None for g in gradients):
+            return "missing"
+        if any(not g.isfinite().all() for g in gradients):
+            return "non-finite"
+        matrices = [p for p in built.model.parameters() if p.ndim > 1]
+        sizes = [p.grad.double().norm().item() for p in matrices]
+        if not min(sizes) > 2e-4 * max(sizes) or max(sizes) > 100:
+            return "far apart or large"
+        before = [p.detach().clone() for p in matrices]
+        optimizer.step()
+        if any(not (p - b).norm() < b.norm() for p, b in zip(matrices, before, strict=True)):
+            return "steps too large"
+    return ""
+
+
+def leaves_of(loss: Tensor) -> list[Tensor]:
+    """The tensors whose ``.grad`` a backward pass fills."""
+    queue, seen, found = [loss.grad_fn], set(), []
+    while queue:
+        node = queue.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):
+            found.append(node.variable)
+        queue += [one for one, _ in node.next_functions]
+    return found
+
+
+@pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("program", named(FAULTS, "underflow"))
 def test_underflow_is_gone_in_single_precision(program: Program, seed: int) -> None:
     built = program.build(seed)

@@ -192,7 +192,7 @@ class Given(Recurrent):
 
 
 def carried(model: nn.Module) -> None:
-    state = torch.zeros(6, 8)
+    state = torch.ones(6, 8)
     for _ in range(2):
         out, state = model(X, state)
         out.sum().backward()

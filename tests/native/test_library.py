@@ -280,8 +280,10 @@ print(reason())
 def test_full_takes_no_operator_of_torch(cache: Path) -> None:
     code = """
 import collections, torch, fxgrad
+from fxgrad.torch_support import private
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
+private._count_modes = lambda: 0  # our operators are hidden from modes; here they are what is looked for
 class Ops(TorchDispatchMode):
     seen = collections.Counter()
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):

@@ -95,10 +95,16 @@ def test_nan_inside_of_a_collapsed_box_shows_outside() -> None:
 
 
 def test_steep_drops_are_marked_and_mild_ones_are_not() -> None:
-    steep = flows.chain(3, 0.01).to_dot()
-    assert r"DROP x0.01" in steep
-    assert "legend_drop" in steep
-    assert "DROP" not in flows.chain(3, 0.1).to_dot()
+    steep = flows.chain(3, 0.01)
+    text = steep.to_dot(findings=flows.lost(steep))
+    assert r"DROP x0.01" in text
+    assert "legend_drop" in text
+    mild = flows.chain(3, 0.1)
+    assert "DROP" not in mild.to_dot(findings=flows.lost(mild))
+
+
+def test_without_a_finding_no_drop_is_marked() -> None:
+    assert "DROP" not in flows.chain(3, 0.01).to_dot(findings=())
 
 
 def test_in_a_large_flow_far_uses_are_named_and_not_drawn_through() -> None:
@@ -122,8 +128,8 @@ def dense(layers):
 
 
 def test_many_edges_make_a_flow_large_and_the_longest_are_named() -> None:
-    assert "from0_" not in dense(20).to_dot()
-    text = dense(60).to_dot()  # 1,770 edges, that cross 35,990 ranks
+    assert "from0_" not in dense(20).to_dot(fold=False)
+    text = dense(60).to_dot(fold=False)  # 1,770 edges, that cross 35,990 ranks
     assert 'splines="line"' in text or "splines=line" in text
     cut = {(int(a), int(b)) for a, b in re.findall(r"from(\d+)_(\d+) -> n", text)}
     drawn = {(int(a), int(b)) for a, b in re.findall(r"\tn(\d+) -> n(\d+) ", text)}
@@ -141,7 +147,7 @@ def test_outputs_share_one_norm_and_say_what_is_special() -> None:
             *flow.sites[:3],
             *(dataclasses.replace(s, statistics=t) for s, t in zip(split, statistics, strict=True)),
         )
-        return dataclasses.replace(flow, sites=sites).to_dot()
+        return dataclasses.replace(flow, sites=sites).to_dot(fold=False)
 
     assert "l2_norm 5" in text(flows.full(3.0), flows.full(4.0))
     assert "0 (all zero)" in text(flows.full(0.0, zero=8), flows.full(0.0, zero=8))
@@ -156,6 +162,9 @@ def test_outputs_share_one_norm_and_say_what_is_special() -> None:
         ({"depth": -1}, "at least 0"),
         ({"depth": True}, "at least 0"),
         ({"fold": 1}, "True or False"),
+        ({"theme": "blue"}, "'light' or 'dark'"),
+        ({"scale": "log"}, "'relative' or 'absolute'"),
+        ({"direction": "up"}, "'down' or 'right'"),
         ({"colour": "red"}, "no option 'colour'; they have norm, depth, fold"),
     ],
 )

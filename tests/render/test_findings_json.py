@@ -19,7 +19,7 @@ def test_everything_of_a_finding_is_there() -> None:
     assert (found["format"], found["version"]) == (FORMAT, VERSION)
     assert found["healthy"] is False
     assert found["checked"] == [rule for rule in RULES if rule not in ("spike", "update_size", "underflow")]
-    assert found["not_checked"][1] == {"rule": "update_size", "reason": "no optimizer was given"}
+    assert found["not_checked"][1] == {"rule": "update_size", "reason": "no optimizer was given", "give": "optimizer="}
     first = found["findings"][0]
     assert set(first) == {f.name for f in dataclasses.fields(Finding)}
     assert first["node"]["source"] == "/home/user/net.py:4"

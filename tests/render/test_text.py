@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from fxgrad.errors import OptionError
-from fxgrad.render.text import summary
+from fxgrad.render.scale import colour
 from fxgrad.schema import Statistics
 from tests import diagnoses, flows
 
@@ -33,7 +33,8 @@ def test_the_drop_that_matters_stands_out_without_numbers() -> None:
     norms = [1e-6, 1e-6, 1.0, 1.0]
     sites = [flows.site(n, flows.full(v)) for n, v in zip(nodes, norms, strict=True)]
     uses = [(a.key, b.key, "args[0]") for a, b in pairwise(nodes)]
-    text = printed(flows.flow(nodes, sites, uses))
+    flow = flows.flow(nodes, sites, uses)
+    text = printed(flow, findings=flows.lost(flow))
     marked = [line for line in rows(text) if "<- drop" in line]
     assert len(marked) == 1
     assert "/op1" in marked[0]
@@ -45,11 +46,12 @@ def test_special_gradients_read_differently() -> None:
     text = printed(flows.special())
     for words in ("3 NaN", "8 Inf", "0 (all zero)", "0 (below float32's range)", "Inf (above float32's range)"):
         assert words in text
-    assert "not measured: 1 frozen" in text
+    assert "without a gradient: 1 frozen" in text
 
 
 def test_limit_keeps_the_drops() -> None:
-    text = printed(flows.chain(30, factor=0.4), limit=5)
+    flow = flows.chain(30, factor=0.4)
+    text = printed(flow, limit=5, findings=flows.lost(flow))
     assert len(rows(text)) == 5
     assert text.count("<- drop") == 3
     assert "25 more rows" in text
@@ -63,7 +65,7 @@ def test_names_are_no_markup(word) -> None:
 
 
 def test_names_neither_steer_the_terminal_nor_turn_into_pictures() -> None:
-    text = printed(flows.named("a\x1b[2Jb\\")) + summary(flows.named("a\x1b[2Jb\\"))
+    text = printed(flows.named("a\x1b[2Jb\\"))
     assert "\x1b" not in text
     assert "a\\x1b[2Jb\\ (loss at the top" in text
     assert ":smile:" in printed(flows.named(":smile:"))
@@ -108,15 +110,6 @@ def test_bad_norms() -> None:
         flows.chain(level="norm").table(norm="max_abs")
 
 
-def test_summary() -> None:
-    text = summary(flows.chain(3))
-    assert "Net: 3 of 4 sites measured" in text
-    assert "front end: eager (asked for)" in text
-    assert "not measured: 1 no_grad_required" in text
-    assert "/op0 x0.1" in text
-    assert "first non-finite gradient from the loss: /inf (net.py:4)" in summary(flows.special())
-
-
 def test_a_culprit_is_marked_at_its_site() -> None:
     found = rows(printed(flows.chain(3), findings=diagnoses.every()))
     assert [line.split("│")[1].strip() for line in found] == ["/op2", "/op1", "<- 1 ERROR dead", "/op0"]
@@ -138,13 +131,23 @@ def test_of_several_outputs_the_one_that_is_blamed_is_marked() -> None:
     assert marked("/chunk") == marked(None) == ["/chunk[1]", "/chunk[0]"]
 
 
-def test_a_summary_has_the_first_three_findings() -> None:
-    assert "findings" not in summary(flows.chain(3))
-    lines = summary(flows.chain(3), [diagnoses.dead()] * 5).splitlines()
-    assert lines[-4] == "findings: 5 errors; the first 3:"
-    assert lines[-1].startswith("  ERROR dead at /op1")
+def test_a_table_prints_as_a_table(monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    text = str(flows.chain(3).table())
+    assert "/op2" in text and "│" in text
+    assert max(map(len, text.splitlines())) <= 100
+    assert repr(flows.chain(3).table()) == "FlowTable(3 rows)"
 
 
 def test_findings_of_something_else() -> None:
     with pytest.raises(OptionError, match=r"such as flow\.findings, or a diagnosis, but holds 'dead'"):
         flows.chain().table(findings=["dead"])
+
+
+def test_bars_have_the_colours_of_the_scale() -> None:
+    console = Console(width=120, color_system="truecolor", force_terminal=True)
+    with console.capture() as capture:
+        console.print(flows.chain(3).table(findings=()))
+    for decades in (0, -1, -2):
+        red, green, blue = (int(colour(decades)[i : i + 2], 16) for i in (1, 3, 5))
+        assert f"48;2;{red};{green};{blue}" in capture.get()

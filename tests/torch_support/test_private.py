@@ -12,6 +12,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fxgrad.torch_support import private as torch_private
+from fxgrad.torch_support import private_passes
 
 
 def test_our_own_calls_are_not_intercepted() -> None:
@@ -282,25 +283,34 @@ def test_autograd_nodes_are_numbered_as_they_are_made() -> None:
     first = x * 2
     between = torch_private.sequence_number()
     second = first.exp()
-    assert torch_private.sequence_of(first.grad_fn) < between <= torch_private.sequence_of(second.grad_fn)
-    assert torch_private.sequence_of(object()) == 0
+    assert private_passes.sequence_of(first.grad_fn) < between <= private_passes.sequence_of(second.grad_fn)
+    assert private_passes.sequence_of(object()) == 0
 
 
 def test_versions_of_many_tensors_at_once() -> None:
     x, y = torch.ones(2), torch.ones(2)
     x.add_(1)
-    assert torch_private.versions_of([x, y]) == [torch_private.version_of(x), torch_private.version_of(y)] == [1, 0]
+    assert private_passes.versions_of([x, y]) == [torch_private.version_of(x), torch_private.version_of(y)] == [1, 0]
     with torch.inference_mode():
         frozen = torch.ones(2)
-    assert torch_private.versions_of(iter([x, frozen])) == [1, 0]
+    assert private_passes.versions_of(iter([x, frozen])) == [1, 0]
 
 
 def test_whether_a_pass_keeps_its_graph() -> None:
     x = torch.ones(2, requires_grad=True)
     asked: list[bool] = []
     y = x * 2
-    y.register_hook(lambda _: asked.append(torch_private.keeps_graph()))
+    y.register_hook(lambda _: asked.append(private_passes.keeps_graph()))
     loss = y.sum()
     loss.backward(retain_graph=True)
     loss.backward()
     assert asked == [True, False]
+
+
+def test_later_autograd_nodes_have_larger_numbers() -> None:
+    before = torch_private.sequence_number()
+    first = torch.ones(2, requires_grad=True) * 2
+    second = first * 2
+    assert before <= torch_private.node_number(first.grad_fn) < torch_private.node_number(second.grad_fn)
+    assert torch_private.node_number(second.grad_fn) < torch_private.sequence_number()
+    assert torch_private.node_number(None) == -1
