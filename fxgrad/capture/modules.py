@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from operator import is_
+from types import FrameType
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn.utils import stateless
 
 from fxgrad.capture.names import is_leaf, is_opaque
 from fxgrad.capture.unregistered import unregistered
@@ -28,7 +31,9 @@ class Place:
 class ModuleMap:
     """Paths of all modules and names of all parameters and buffers of a model.
 
-    A module or parameter that is registered twice keeps its first name, as in ``named_modules``.
+    A module or parameter that is registered twice keeps its first name, as in ``named_modules``.  A tensor that stands in
+    for a parameter during a call, as ``torch.func.functional_call`` puts it there, is another value: the parameter is the
+    one that was registered.
 
     Attributes:
         places: by id of a module; ``at``: by path.
@@ -49,6 +54,7 @@ class ModuleMap:
         self.structure: Any = None  # paths, types and names; another object where they have changed
         self._structure: list[tuple[dict[str, Any], tuple[Any, ...]]] = []
         self.rebuilt = 0
+        self._registered: dict[str, Tensor] = {}  # parameters, by name
         self._library: Any = None
         self._quick: Any = None  # answers in C++ whether all is as it was
         self._build()
@@ -71,7 +77,7 @@ class ModuleMap:
         for path, module in self.root.named_modules():
             self.places[id(module)] = Place(module, path, is_leaf(module), is_opaque(module), type(module).__name__)
             self._structure += [(registry, tuple(registry.values())) for registry in registries_of(module)]
-        for name, parameter in self.root.named_parameters(remove_duplicate=False):
+        for name, parameter in self._registered_parameters():
             names.setdefault(id(parameter), []).append(name)
             values[id(parameter)] = parameter
             self.tensors.setdefault(id(parameter), name)
@@ -89,6 +95,14 @@ class ModuleMap:
             self.structure = structure
         if self._library is not None:
             self._hasten()
+
+    def _registered_parameters(self) -> list[tuple[str, Tensor]]:
+        before, substituted = self._registered, bool(self._registered) and _in_functional_call()
+        self._registered = {}
+        for name, found in self.root.named_parameters(remove_duplicate=False):
+            stands_in = substituted or not isinstance(found, nn.Parameter)
+            self._registered[name] = before.get(name, found) if stands_in else found
+        return list(self._registered.items())
 
     def _add_unregistered(self, names: dict[int, list[str]], values: dict[int, Tensor]) -> None:
         """What is kept in plain lists and dicts gets gradients like any other, and is named like it is written."""
@@ -140,6 +154,14 @@ class ModuleMap:
             bones += [value if isinstance(value, nn.Module) else value is None for value in values]
             bones.append(len(registry))
         return bones
+
+
+def _in_functional_call() -> bool:
+    """Whether ``torch.func.functional_call`` is at work: its substitutes may be parameters themselves."""
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001  # inspect.stack() reads source files
+    while frame is not None and frame.f_code.co_filename != stateless.__file__:
+        frame = frame.f_back
+    return frame is not None
 
 
 def _items(holder: Any) -> list[Any]:
