@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch.autograd.graph import Node
 
 from fxgrad.probes.edges import Unmeasured, found_edges
 
+if TYPE_CHECKING:
+    from fxgrad.probes.recording import Recording
+
 _DEEPEST = 64  # autograd nodes between what a call returned and the edge; found in stock models: 9
 
 
-def pieces_of(recording: Any, values: Any, piece: Callable[..., Any]) -> tuple[list[Any], dict[int, Unmeasured]]:
+def pieces_of(recording: Recording, values: Any, piece: Callable[..., Any]) -> tuple[list[Any], dict[int, Unmeasured]]:
     """The pieces of all edge sites of a recorded call, and why an edge has none.
 
     ``values``: the native observer beside it (``noted``: pairs of value and site); ``piece`` makes one.
@@ -34,7 +37,7 @@ def pieces_of(recording: Any, values: Any, piece: Callable[..., Any]) -> tuple[l
             pieces += made
         else:
             lost[edge] = ("untraceable_use", "its place in the autograd graph has no name")
-    return pieces, {**recording.edges.unmeasured, **lost}
+    return pieces, {**recording.notes.unmeasured, **lost}
 
 
 def _path(starts: Sequence[tuple[int, Node]], node: Node) -> tuple[int, list[int]] | None:

@@ -178,7 +178,7 @@ class Observer:
         return result
 
     def _add(self, recording: Recording, session: Session, forward: Any, where: list[Where | None]) -> None:
-        plan: Plan = recording.plan
+        plan = recording.graph
         if recording.recomputed:
             self.refused = "a checkpointed part runs without gradients and again in the backward pass"
             return

@@ -10,13 +10,17 @@ import bisect
 import math
 import weakref
 from collections.abc import Callable, Container, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from fxgrad.capture.activations import from_settings, gate_of
 from fxgrad.capture.captured import Plan
 from fxgrad.record.values import ForwardValues, Units
+
+if TYPE_CHECKING:
+    from fxgrad.probes.recording import Recording
+    from fxgrad.record.native import Written
 
 TAKE, SHOW = 4, 8  # as the extension marks what it takes the statistics of, and what it shows to Python
 
@@ -64,7 +68,9 @@ def unfit(
     return None
 
 
-def finished(taken: ForwardValues, recording: Any, written: Any, units: Sequence[tuple[int, int, Tensor]]) -> None:
+def finished(
+    taken: ForwardValues, recording: Recording, written: Written, units: Sequence[tuple[int, int, Tensor]]
+) -> None:
     """The forward has returned: what C++ took becomes a part of what was kept of its values."""
     kept = taken.sites
     if kept is None:

@@ -173,10 +173,14 @@ class Ways:
         """Why the Python recorder has to do all of a call; None where it need not."""
         if any(asks_python(rule.where) for _, _, rule in (*rules.bound, *rules.at_edges)):
             return "a predicate of a rule may ask for what only Python's recorder looks at"
+        if rules.at_edges:
+            return "rules at edges look at the graph of calls, which Python's recorder writes down"
         if compiled_code():
             return "something in this process was compiled by dynamo; Python's recorder sees what runs compiled"
         if any(place.opaque for place in self.modules.places.values()):
             return "compiled and scripted modules are seen by Python's recorder only"
+        if any(plan.hidden or any(call.op == "external" for call in plan.calls) for plan in self.plans):
+            return "code ran that no recorder can see (a custom autograd.Function); Python's recorder watches for it"
         return None
 
     def refuses_to_observe(self, recording: Recording) -> str | None:
@@ -189,8 +193,6 @@ class Ways:
             return (
                 "a norm outside of the range of float32 is measured again, by Python's recorder where rewrite rules act"
             )
-        if any(plan.hidden for plan in self.plans):
-            return "code ran that no recorder can see; Python's recorder watches for it where rewrite rules act"
         return None
 
     def beside(self, recording: Recording) -> Beside | None:
@@ -218,7 +220,7 @@ class Ways:
                 recording.plan = self.plans[plan]
                 recording.not_required |= self._without[plan]
             else:
-                self._learn(call, recording.plan, rules)
+                self._learn(call, recording.graph, rules)
         finally:
             call.close()
         if call.session is None:
@@ -260,12 +262,10 @@ class Ways:
     def _hook(self, number: int, rules: NodeRules) -> None:
         """Tell C++ where rules act.
 
-        What a module returns is known when it has returned, and a rule at edges or on what a call passes back looks at
-        the graph around it: there all values get their hooks, as under Python's recorder.
+        What a module returns is known when it has returned, and a rule on what a call passes back looks at the graph
+        around it: there all values get their hooks, as under Python's recorder.
         """
-        everywhere = rules.through or bool(rules.at_edges) or any(
-            not isinstance(rule.where, Nodes) for _, _, rule in rules.bound
-        )  # fmt: skip
+        everywhere = rules.through or any(not isinstance(rule.where, Nodes) for _, _, rule in rules.bound)
         if not everywhere:
             plan = self.plans[number]
             acting = set(rules.resolve(plan).table)

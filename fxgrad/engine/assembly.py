@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, cast
 
 from torch import Tensor
 
@@ -30,6 +30,9 @@ from fxgrad.schema import (
     Site,
     Statistics,
 )
+
+if TYPE_CHECKING:
+    from fxgrad.probes.recording import Recording
 
 #: Stands for the output position of a blind spot that is no output: what happens inside of an external node.
 INSIDE = "(inside)"
@@ -74,7 +77,7 @@ def assemble(kept: Kept, loss: str, level: Level) -> GradientFlow:
 class _Sites:
     """Sites and blind spots of one recording."""
 
-    def __init__(self, plan: Plan, recording: Any, kept: Kept, measured: Measured, frozen: set[str]) -> None:
+    def __init__(self, plan: Plan, recording: Recording, kept: Kept, measured: Measured, frozen: set[str]) -> None:
         self.plan = plan
         self.recording = recording
         self.kept = kept
@@ -218,8 +221,8 @@ class _Sites:
         failure = self.kept.failures.get(len(self.plan.sites) + index)
         if failure is not None:
             return "statistic_failed", failure
-        found: tuple[Reason, str] = self.recording.edges.unmeasured.get(index, ("not_reached", ""))
-        return found
+        reason, detail = self.recording.notes.unmeasured.get(index, ("not_reached", ""))
+        return cast("Reason", reason), detail
 
     # ---- why a tensor has no gradient ----------------------------------------------------------------------
 

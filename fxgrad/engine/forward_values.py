@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -15,6 +15,9 @@ from fxgrad.capture.captured import Call
 from fxgrad.capture.modules import ModuleMap
 from fxgrad.record.values import ForwardValues, Units, ValueRecorder
 from fxgrad.torch_support.private import functorch_active, under_a_mode, without_dispatch_modes, without_torch_function
+
+if TYPE_CHECKING:
+    from fxgrad.probes.recording import Recording
 
 #: What returns memory that can be written to without the version of the value counting it.
 _ALIASES = frozenset({"data", "detach", "detach_"})
@@ -32,7 +35,7 @@ class Forward:
         buffers: the floating and complex ones, which stand behind the parameters in ``taken.state``.
     """
 
-    def __init__(self, taken: ForwardValues, modules: ModuleMap, recording: Any = None) -> None:
+    def __init__(self, taken: ForwardValues, modules: ModuleMap, recording: Recording | None = None) -> None:
         self.taken = taken
         self._recording = weakref.ref(recording) if recording is not None else _nothing
         self.modules = modules
@@ -115,7 +118,7 @@ class ChannelHook:
     __slots__ = ("_axis", "_recording", "_site")
     __torch_unserializable__ = True
 
-    def __init__(self, recording: Any, site: int, axis: int) -> None:
+    def __init__(self, recording: Recording, site: int, axis: int) -> None:
         self._recording = recording
         self._site = site
         self._axis = axis
@@ -130,7 +133,7 @@ def _nothing() -> None:
     return None
 
 
-def begin(recorder: ValueRecorder | None, modules: ModuleMap, recording: Any = None) -> Forward | None:
+def begin(recorder: ValueRecorder | None, modules: ModuleMap, recording: Recording | None = None) -> Forward | None:
     """A forward call begins, whose values are measured; None where they are not asked for or have no numbers."""
     if recorder is None:
         return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 from torch.amp import GradScaler
@@ -16,6 +16,9 @@ from fxgrad.record.scaling import Reading, Scales
 from fxgrad.record.updates import Step, Updates
 from fxgrad.schema import GradientFlow, OptimizerFacts
 from fxgrad.torch_support.private import version_of
+
+if TYPE_CHECKING:
+    from fxgrad.probes.recording import Recording
 
 
 def checked_optimizers(given: Any) -> tuple[Optimizer, ...]:
@@ -87,7 +90,7 @@ class Training:
 
     # ---- while the model trains --------------------------------------------------------------------------------
 
-    def forward(self, recording: Any) -> None:
+    def forward(self, recording: Recording) -> None:
         """A forward call is about to be observed."""
         parameters: Sequence[tuple[int, tuple[str, ...], Tensor]] = recording.parameters
         if recording.accumulating is None:

@@ -120,8 +120,7 @@ class Capturer:
         session = Session(ModuleMap(fake.model), recording, _no_hook, None)
         given, named = fake.arguments((args, kwargs))
         self._without_data(fake, lambda: session.run(fake.model.forward, given, named, self.names))
-        plan: Plan = recording.plan
-        return plan
+        return recording.graph
 
     def _traced(
         self, fake: FakeModel, made: Trace, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -130,7 +129,7 @@ class Capturer:
         run = LearningRun(ModuleMap(fake.model), recording, _no_hook, None)
         given, named = fake.arguments((args, kwargs))
         _, numbers = self._without_data(fake, lambda: run.run_graph(made, given, named, self.names))
-        return recording.plan, numbers
+        return recording.graph, numbers
 
     def _without_data(self, fake: FakeModel, call: Callable[[], Any]) -> Any:
         try:
@@ -171,7 +170,7 @@ class Capturer:
         _, values = fake_like(run.args, fake.mode)
         with random_streams(fake=True), fake.running():
             learning.run_graph(run.ready.trace, tuple(values), {}, self.names)
-        made: Plan = recording.plan
+        made = recording.graph
         shapes = [tuple(shape) for shape in recording.shapes]
         if len(made.sites) != len(plan.sites):
             return [spec.output.shape for spec in plan.sites], set()

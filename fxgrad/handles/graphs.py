@@ -223,7 +223,7 @@ class GraphEngine(Engine):
         run.unprobed = kind.nodes_without_probe()
         with torch.set_grad_enabled(True):
             result, numbers = run.run_graph(kind, args, kwargs, self._names)
-        kind.learned(recording.plan, numbers)
+        kind.learned(recording.graph, numbers)
         recording.unprobed = kind.unprobed
         self._previous = recording.plan
         return result
@@ -239,11 +239,11 @@ class GraphEngine(Engine):
         result = self._run_python(recording, args, kwargs, "")
         recording.report = report
         try:
-            numbers = agree(kind.graph, recording.plan)
+            numbers = agree(kind.graph, recording.graph)
         except DisagreementError as error:
             raise refusal(self.model, [str(error)]) from error
         kind.checked = True
-        kind.learned(recording.plan, numbers)
+        kind.learned(recording.graph, numbers)
         return result
 
     # ---- the graph module ------------------------------------------------------------------------------------

@@ -10,14 +10,19 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import Node, get_gradient_edge
 
 from fxgrad.torch_support.private import current_backward
+
+if TYPE_CHECKING:
+    from fxgrad.capture.captured import Call, Ref
+    from fxgrad.probes.recording import Recording
 
 _MOST = 512  # autograd nodes that one call may have made; the longest found in stock models is an LSTM's, about 40
 Place = tuple[Node, int]  # an autograd node, and which of its outputs
@@ -58,7 +63,7 @@ class EdgeHook:
     __slots__ = ("index", "position", "recording")
     __torch_unserializable__ = True
 
-    def __init__(self, recording: Any, index: int, position: int) -> None:
+    def __init__(self, recording: Recording, index: int, position: int) -> None:
         self.recording = recording
         self.index = index
         self.position = position
@@ -78,7 +83,7 @@ class PartsHook:
     __slots__ = ("count", "index", "missing", "pieces", "recording", "task")
     __torch_unserializable__ = True
 
-    def __init__(self, recording: Any, index: int, count: int) -> None:
+    def __init__(self, recording: Recording, index: int, count: int) -> None:
         self.recording = recording
         self.index = index
         self.count = count
@@ -132,22 +137,22 @@ class FoundEdge(NamedTuple):
     pieces: Sequence[Piece]
 
 
-def hook_edges(recording: Any) -> None:
+def hook_edges(recording: Recording) -> None:
     """When a forward call has returned: put a hook on every edge of values that are used more than once."""
-    start = len(recording.plan.sites)
+    start = len(recording.graph.sites)
     for edge in found_edges(recording):
         _put(recording, start + edge.number, edge.pieces)
-    recording.edges.at.clear()
+    recording.notes.at.clear()
 
 
-def found_edges(recording: Any) -> Iterator[FoundEdge]:
+def found_edges(recording: Recording) -> Iterator[FoundEdge]:
     """The edges of values that are used more than once; the reasons of the others go into ``unmeasured``."""
     search = _Search(recording)
-    unmeasured = recording.edges.unmeasured
-    for ref, consumer, numbers in recording.plan.fan_out_groups:
+    unmeasured = recording.notes.unmeasured
+    for ref, consumer, numbers in recording.graph.fan_out_groups:
         found = search.pieces(ref, consumer)
         if isinstance(found, list) and len(numbers) > 1 and len(found) != 1:
-            call = recording.plan.calls[consumer]
+            call = recording.graph.calls[consumer]
             if len(found) != len(numbers) or not _in_order(call, ref):
                 found = (
                     "untraceable_use",
@@ -168,7 +173,7 @@ def found_edges(recording: Any) -> Iterator[FoundEdge]:
             unmeasured[number] = ("merged_use", "")
 
 
-def _in_order(call: Any, ref: Any) -> bool:
+def _in_order(call: Call, ref: Ref) -> bool:
     """Whether autograd lists what the call took in the order of its arguments."""
     name = getattr(call.function, "__name__", call.function)
     if call.word not in _ORDERED or str(name).startswith("__r"):
@@ -185,7 +190,7 @@ def _refs_in(values: Iterable[Any]) -> Iterator[Any]:
             yield value
 
 
-def _put(recording: Any, index: int, pieces: Sequence[Piece]) -> None:
+def _put(recording: Recording, index: int, pieces: Sequence[Piece]) -> None:
     if len(pieces) == 1:
         node, position = pieces[0]
         node.register_hook(EdgeHook(recording, index, position))
@@ -195,16 +200,20 @@ def _put(recording: Any, index: int, pieces: Sequence[Piece]) -> None:
         node.register_hook(parts.at(position))
 
 
+_Value = tuple[int, str]  # the number of a call, and the position in what it returned: a ``Ref``
+
+
 class _Search:
     """Finds the autograd edges that one consumer has to a value."""
 
-    def __init__(self, recording: Any) -> None:
-        self.plan = recording.plan
+    def __init__(self, recording: Recording) -> None:
+        self.plan = recording.graph
         self.recording = recording
-        self.at: Mapping[int, Place] = recording.edges.at
-        self.sites: Mapping[Any, int] = self.plan.site_numbers
+        self.at: Mapping[int, Place] = recording.notes.at
+        self.sites = cast("Mapping[_Value, int]", self.plan.site_numbers)
+        self.uses = cast("Mapping[_Value, list[tuple[int, str]]]", self.plan.uses_of)
 
-    def pieces(self, ref: Any, consumer: int) -> list[Piece] | Unmeasured:
+    def pieces(self, ref: _Value, consumer: int) -> list[Piece] | Unmeasured:
         """The edges of call number ``consumer`` to ``ref``, in the order of the arguments, or why there are none."""
         call = self.plan.calls[consumer]
         target, outputs = self._of(ref), self._results(consumer)
@@ -220,7 +229,7 @@ class _Search:
             return ("untraceable_use", "the consumer made too many autograd nodes")
         return found or ("detached", f"by {self.plan.nodes[consumer].key}")
 
-    def starts(self, ref: Any, consumer: int) -> list[tuple[int, Node]]:
+    def starts(self, ref: _Value, consumer: int) -> list[tuple[int, Node]]:
         """From where the edges of a consumer are found: what it returned, or those who use that very tensor did."""
         target = self._of(ref)
         found = []
@@ -230,7 +239,7 @@ class _Search:
             if place is not None and place != target:
                 found.append((self.sites[result], place[0]))
             elif place is not None:
-                for user in dict.fromkeys(number for number, _ in self.plan.uses_of.get(result, ())):
+                for user in dict.fromkeys(number for number, _ in self.uses.get(result, ())):
                     found += self.starts(result, user)
         return found
 
@@ -238,7 +247,7 @@ class _Search:
         outputs = ((consumer, output.position) for output in self.plan.calls[consumer].outputs)
         return [found for output in outputs if (found := self._of(output)) is not None]
 
-    def _nowhere(self, ref: Any, consumer: int) -> Unmeasured:
+    def _nowhere(self, ref: _Value, consumer: int) -> Unmeasured:
         """Why a value, or what its consumer returned, has no place in the autograd graph."""
         call = self.plan.calls[consumer]
         if call.op == "output":
@@ -256,10 +265,10 @@ class _Search:
             return ("untraceable_use", "it was computed where no graph was recorded")
         return ("detached", f"by {self.plan.nodes[consumer].key}")
 
-    def _lost(self, ref: Any) -> bool:
-        return ref in self.plan.lost or self.sites.get(ref) in self.recording.untold
+    def _lost(self, ref: _Value) -> bool:
+        return ref in cast("AbstractSet[_Value]", self.plan.lost) or self.sites.get(ref) in self.recording.untold
 
-    def _of(self, ref: Any) -> Place | None:
+    def _of(self, ref: _Value) -> Place | None:
         site = self.sites.get(ref)
         return None if site is None else self.at.get(site)
 
@@ -268,7 +277,7 @@ class _Search:
         output = self.plan.calls[consumer].outputs[0]
         ref = (consumer, output.position)
         total: list[Piece] = []
-        for user in dict.fromkeys(number for number, _ in self.plan.uses_of.get(ref, ())):
+        for user in dict.fromkeys(number for number, _ in self.uses.get(ref, ())):
             found = self.pieces(ref, user)
             if not isinstance(found, list):
                 if found[0] == "detached":
@@ -277,7 +286,7 @@ class _Search:
             total += found
         return total or ("output_unused", "")
 
-    def _borders(self, call: Any) -> set[Node] | None:
+    def _borders(self, call: Call) -> set[Node] | None:
         """The autograd nodes of the consumer's inputs, where it ends; None where one of them is not known."""
         borders = set()
         for _, ref in call.uses():
@@ -290,7 +299,7 @@ class _Search:
             borders.add(place[0])
         return borders
 
-    def _place_of_base(self, ref: Any) -> Place | None:
+    def _place_of_base(self, ref: _Value) -> Place | None:
         """Of a view that a call changes in place: where its base is, whose node takes its place in the graph.
 
         None where the base is not known or is changed by more calls than one, whose parts would be taken together.
@@ -307,7 +316,7 @@ class _Search:
             one for call in self.plan.calls for ref in call.changed for one in {ref, self._base(ref)} - {None}
         )
 
-    def _base(self, ref: Any) -> Any:
+    def _base(self, ref: _Value) -> Any:
         if ref[0] < 0:  # memory that no value is known of
             return None
         call = self.plan.calls[ref[0]]

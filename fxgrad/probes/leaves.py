@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from fxgrad.torch_support.private import current_backward
+
+if TYPE_CHECKING:
+    from fxgrad.probes.recording import Recording
 
 
 class Entry:
@@ -32,7 +35,7 @@ class LeafHook:
     def __init__(self) -> None:
         self.calls: list[tuple[weakref.ref[Any], Entry]] = []
 
-    def add(self, recording: Any, index: int) -> Entry:
+    def add(self, recording: Recording, index: int) -> Entry:
         """One more forward call takes the leaf."""
         entry = Entry(index)
         self.calls = [(ref, known) for ref, known in self.calls if ref() is not None]

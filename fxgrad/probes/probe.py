@@ -33,7 +33,7 @@ def put(recording: Recording, value: Tensor, index: int) -> Any:
 class Current(threading.local):
     """The recording that probes of the generated code write into, one per thread."""
 
-    recording: Any = None
+    recording: Recording | None = None
 
 
 current = Current()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -13,6 +13,11 @@ from fxgrad.probes.probe import put
 from fxgrad.torch_support.private import without_torch_function
 from fxgrad.torch_support.private_passes import versions_of
 from fxgrad.torch_support.structure import tensors_in
+
+if TYPE_CHECKING:
+    from fxgrad.capture.captured import Plan
+    from fxgrad.record.native import Written
+    from fxgrad.record.recorder import Part
 
 
 class Recording:
@@ -70,8 +75,8 @@ class Recording:
         self.computed = False
         self.differentiated = False
         self.task: int | None = None
-        self.part: Any = None
-        self.plan: Any = None
+        self.part: Part | None = None
+        self.plan: Plan | None = None
         self.report: Any = None
         self.parameters: Any = ()
         self.escalated: frozenset[int] = frozenset()
@@ -97,6 +102,18 @@ class Recording:
         self.changed: tuple[str, ...] = ()
         self.end: int | None = None
 
+    @property
+    def graph(self) -> Plan:
+        """The graph of the call, which is known once the forward has returned."""
+        assert self.plan is not None  # noqa: S101  # for mypy
+        return self.plan
+
+    @property
+    def notes(self) -> EdgeNotes:
+        """What is noted for edges, where they are measured."""
+        assert self.edges is not None  # noqa: S101  # for mypy
+        return self.edges
+
     def shape_of(self, site: int) -> tuple[int, ...] | None:
         """Of the value at a site in this call; None where that is not known."""
         if self.slots is not None:
@@ -108,7 +125,7 @@ class Recording:
 
     # ---- what C++ hooks ask ----------------------------------------------------------------------------------
 
-    def native_begins(self, written: Any) -> bool:
+    def native_begins(self, written: Written) -> bool:
         """A backward pass begins to write."""
         begun: bool = self.sink.native_begins(self, written)
         return begun
@@ -157,7 +174,7 @@ class Recording:
         """A backward pass is over."""
         self.freed = self.freed or freed
 
-    def follow(self, plan: Any, places: Mapping[int, int]) -> None:
+    def follow(self, plan: Plan, places: Mapping[int, int]) -> None:
         """Take the probes of a graph whose calls are in ``plan``; ``places``: by probe, the number of its call."""
         self.plan = plan
         self.places = places
@@ -168,10 +185,10 @@ class Recording:
         call = self.places.get(number)
         if call is None:  # it returned no tensor when the graph was first run
             return
-        sites = self.plan.probe_table[call]
+        sites = self.graph.probe_table[call]
         if self.values is not None:
             tensors = [tensor for _, tensor in tensors_in(value)]
-            self.values.returned(self.plan.calls, call, tensors, self.plan.site_table[call])
+            self.values.returned(self.graph.calls, call, tensors, self.graph.site_table[call])
         if isinstance(value, Tensor):
             self._tensor(value, sites[0])
             return

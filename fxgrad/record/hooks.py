@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from fxgrad.torch_support.private import current_backward
+
+if TYPE_CHECKING:
+    from fxgrad.record.owners import Owner
+    from fxgrad.record.recorder import Part
 
 #: What writes a norm into a slot.  Both refuse whatever they would not compute as the recorder does: doubles, sparse
 #: gradients, other devices, a gradient that is being differentiated.  The first takes float32 only, and is faster.
@@ -21,7 +25,7 @@ norm_of_float32: Callable[..., Tensor] = torch.linalg.vector_norm
 norm_of_half: Callable[..., Tensor] = functools.partial(torch.linalg.vector_norm, dtype=torch.float32)
 
 
-def write_fast(part: Any, index: int, gradient: Tensor) -> bool:
+def write_fast(part: Part, index: int, gradient: Tensor) -> bool:
     """Write ``gradient`` into the slot that ``part`` has ready for site ``index``; False where that can't be."""
     try:
         slot = part.fast[index]
@@ -29,7 +33,7 @@ def write_fast(part: Any, index: int, gradient: Tensor) -> bool:
             return False
         part.norm(gradient, out=slot)
         part.fast[index] = None
-        part.readings[index] = gradient.shape
+        part.readings[index] = gradient.shape  # type: ignore[assignment]  # in brief: ``Kept.settle`` completes it
     except Exception:  # noqa: BLE001  # the recorder finds out what it is about this gradient
         return False
     return True
@@ -45,7 +49,7 @@ class Hook:
     __slots__ = ("_observe", "_owner", "index")
     __torch_unserializable__ = True  # torch.save of a watched model's output: no warning about our hook
 
-    def __init__(self, observe: Callable[[Any, int, Tensor], None], owner: Any, index: int) -> None:
+    def __init__(self, observe: Callable[[Owner, int, Tensor], None], owner: Owner, index: int) -> None:
         self._observe = observe
         self._owner = owner
         self.index = index

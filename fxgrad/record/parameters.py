@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor
 from torch.nn.parameter import is_lazy
@@ -13,6 +13,9 @@ from fxgrad.record.native import LEVELS
 from fxgrad.record.recorder import Recorder
 from fxgrad.schema import Level
 from fxgrad.torch_support.private import forget_empty_hooks, referenced
+
+if TYPE_CHECKING:
+    from fxgrad.record.native import Written
 
 
 class _Known(NamedTuple):
@@ -169,7 +172,7 @@ class _Owner:
     def __init__(self, sink: weakref.ref[Recorder]) -> None:
         self._sink = sink
 
-    def native_begins(self, written: Any) -> bool:
+    def native_begins(self, written: Written) -> bool:
         """A backward pass begins to write."""
         sink = self._sink()
         return sink is not None and sink.native_begins(sink.parameters, written)

@@ -26,6 +26,7 @@ from fxgrad.record.slots import BufferKey, Kind, Reading, Slots
 from fxgrad.record.statistics import accumulator, dense
 
 if TYPE_CHECKING:
+    from fxgrad.record.owners import Owner
     from fxgrad.schema import GradientFlow
 
 
@@ -83,11 +84,11 @@ class SlotRecorder(Events[SlotEvent]):
         """An event has ended."""
         self.history.append(event)
 
-    def hook(self, owner: Any, index: int) -> Hook:
+    def hook(self, owner: Owner, index: int) -> Hook:
         """A tensor hook for parameter ``index``."""
         return Hook(self.observe, owner, index)
 
-    def observe(self, owner: Any, index: int, gradient: Tensor) -> None:
+    def observe(self, owner: Owner, index: int, gradient: Tensor) -> None:
         """What the hooks of parameters call."""
         del owner
         if not self.on:

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import weakref
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
@@ -20,6 +20,10 @@ from fxgrad.rewriting.tally import Tally
 from fxgrad.schema import CaptureReport, Edge, Rewritten, Site
 from fxgrad.torch_support.leaf_hooks import LeafHooks
 from fxgrad.torch_support.private import base_of, current_backward
+
+if TYPE_CHECKING:
+    from fxgrad.capture.captured import Plan
+    from fxgrad.probes.recording import Recording
 
 MARK = "_fxgrad_rewriting"
 _KEPT = 64  # plans whose resolution is kept, as many as the native recorder follows
@@ -69,11 +73,11 @@ class NodeRules:
         """Whether a rule acts between what a call returns and takes."""
         return any(rule.through for _, _, rule in self.bound)
 
-    def begin(self, recording: Any, *, observing: bool) -> Pass:
+    def begin(self, recording: Recording, *, observing: bool) -> Pass:
         """Rules for one forward call."""
         return Pass(self, recording, observing=observing)
 
-    def resolve(self, plan: Any) -> Resolution:
+    def resolve(self, plan: Plan) -> Resolution:
         """Which rules act where in this plan."""
         for known in self._resolved:
             if known.plan is plan:
@@ -82,7 +86,7 @@ class NodeRules:
         self._resolved = [*self._resolved, made][-_KEPT:]
         return made
 
-    def resolve_anew(self, plan: Any) -> Resolution:
+    def resolve_anew(self, plan: Plan) -> Resolution:
         """The same, for a plan that will not come again."""
         model = self._model()
         if model is None:  # only a model that lives is called
@@ -107,7 +111,7 @@ class Pass:
         own: sites that Python observes.
     """
 
-    def __init__(self, rules: NodeRules, recording: Any, *, observing: bool) -> None:
+    def __init__(self, rules: NodeRules, recording: Recording, *, observing: bool) -> None:
         self.rules = rules
         self.recording = recording
         self.observing = observing
@@ -180,8 +184,8 @@ class Pass:
         """Whether it is known beforehand that nothing happens at a site."""
         if self.observing or self._through or self.rules.at_edges or index < 0:
             return False
-        if self._table is None and self.recording.plan is not None:
-            self._take(self.rules.resolve(self.recording.plan))
+        if self._table is None and self.recording.graph is not None:
+            self._take(self.rules.resolve(self.recording.graph))
         return self._table is not None and index not in self._table
 
     def settle(self) -> None:
@@ -192,7 +196,7 @@ class Pass:
         """
         self._chains.clear()
         self._nodes.clear()
-        resolution = self.rules.resolve(self.recording.plan)
+        resolution = self.rules.resolve(self.recording.graph)
         self._take(resolution)
         if resolution.uses is not None:
             attaching = Attaching(self, resolution.uses, resolution.at_edges, self._made)
@@ -215,7 +219,7 @@ class Pass:
             self.recording.escalated = escalated | {self._after[n] for n in escalated if n in self._after}
 
     def _lost(self) -> set[int]:
-        plan, untold = self.recording.plan, set(self.recording.untold)
+        plan, untold = self.recording.graph, set(self.recording.untold)
         if not plan.lost:
             return untold
         return untold | {n for n, spec in enumerate(plan.sites) if (spec.call, spec.output.position) in plan.lost}
@@ -243,7 +247,7 @@ class Pass:
 
     def _grad_was_on(self, site: int) -> bool:
         """Values computed without gradients may be computed again by a checkpoint, and then rules act there."""
-        plan = self.recording.plan
+        plan = self.recording.graph
         on: bool = plan.calls[plan.sites[site].call].grad_enabled
         return on
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -14,11 +14,14 @@ from fxgrad.rewriting.selection import Nodes, Outputs, Surroundings, op_word
 from fxgrad.rewriting.state import Bound
 from fxgrad.schema import Site
 
+if TYPE_CHECKING:
+    from fxgrad.capture.captured import Plan
+
 
 class Resolution:
     """Which rules act at which sites of one plan."""
 
-    def __init__(self, plan: Any, bound: list[Bound], at_edges: list[Bound], model: nn.Module) -> None:
+    def __init__(self, plan: Plan, bound: list[Bound], at_edges: list[Bound], model: nn.Module) -> None:
         self.plan = plan
         self.sites = bare_sites(plan)
         around = Surroundings(model, _returned(plan))
@@ -43,7 +46,7 @@ class Resolution:
         self.at_edges = {words: behind + 2 * n for n, words in enumerate(used)}
 
 
-def bare_sites(plan: Any) -> tuple[Site, ...]:
+def bare_sites(plan: Plan) -> tuple[Site, ...]:
     """The sites of a plan, without statistics."""
     return tuple(
         Site(plan.nodes[spec.call], spec.output.position, spec.output.shape, _dtype_word(spec.output.dtype),
@@ -56,7 +59,7 @@ def _dtype_word(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _returned(plan: Any) -> dict[str, frozenset[str]]:
+def _returned(plan: Plan) -> dict[str, frozenset[str]]:
     found: dict[str, frozenset[str]] = {}
     for call in plan.module_calls:
         found[call.path] = found.get(call.path, frozenset()) | frozenset(call.outputs)

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 import fxgrad
 from fxgrad.errors import NoFlowError
-from fxgrad.schema import GradientFlow, Statistics
+from fxgrad.schema import GradientFlow, Node, Statistics
 from tests.runs import RunResult, plain_run, run_differences
 
-RELATIVE = 1e-5  # float32 sums, in another order
+RELATIVE = 3e-4  # plain torch adds up millions of float32 squares in float32
 
 
 @dataclasses.dataclass
@@ -92,7 +92,8 @@ def flow_differences(got: GradientFlow, want: GradientFlow, *, levels: bool = Tr
         for name in ("node", "output_position", "shape", "dtype", "device", "derived_from"):
             if name == "shape" and one.statistics is None:
                 continue  # what nothing uses keeps the shape of the call that was learnt
-            if getattr(one, name) != getattr(other, name):
+            mine_, theirs_ = (_without_constants(getattr(each, name)) for each in (one, other))
+            if mine_ != theirs_:
                 yield f"{one.id}: {name} {getattr(one, name)} instead of {getattr(other, name)}"
         yield from statistics_differences(one.id, one.statistics, other.statistics, levels=levels)
     for record, known in zip(got.parameters, want.parameters, strict=True):
@@ -108,6 +109,11 @@ def flow_differences(got: GradientFlow, want: GradientFlow, *, levels: bool = Tr
         pairs = [pair for pair in zip(got.calls, want.calls, strict=False) if pair[0] != pair[1]]
         yield f"module calls: {len(got.calls)} and {len(want.calls)}, {pairs[:1]}"
     yield from _edges(got, want, levels=levels)
+
+
+def _without_constants(fact: Any) -> Any:
+    """A node's constants are those of the call from which its course was learnt."""
+    return dataclasses.replace(fact, constants=()) if isinstance(fact, Node) else fact
 
 
 def _spot(spot: Any) -> tuple[Any, ...]:
