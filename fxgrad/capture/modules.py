@@ -31,9 +31,9 @@ class Place:
 class ModuleMap:
     """Paths of all modules and names of all parameters and buffers of a model.
 
-    A module or parameter that is registered twice keeps its first name, as in ``named_modules``.  A tensor that stands in
-    for a parameter during a call, as ``torch.func.functional_call`` puts it there, is another value: the parameter is the
-    one that was registered.
+    A module or parameter that is registered twice keeps its first name, as in ``named_modules``.  A tensor that stands
+    in for a parameter during a call, as ``torch.func.functional_call`` puts it there, is another value: the parameter
+    is the one that was registered.
 
     Attributes:
         places: by id of a module; ``at``: by path.
