@@ -39,7 +39,7 @@ class ModuleMap:
         places: by id of a module; ``at``: by path.
         parameters: with all names of each; the unregistered ones come last.
         outside: names of parameters that are in plain lists and dicts.
-        rebuilt: how often a module came, went or was swapped, or a parameter or buffer came or went.
+        rebuilt: how often a module came, went, was swapped or got another class, or a parameter or buffer came or went.
     """
 
     def __init__(self, root: nn.Module) -> None:
@@ -54,6 +54,8 @@ class ModuleMap:
         self.structure: Any = None  # paths, types and names; another object where they have changed
         self._structure: list[tuple[dict[str, Any], tuple[Any, ...]]] = []
         self.rebuilt = 0
+        self._modules: list[nn.Module] = []
+        self._classes: list[type[nn.Module]] = []  # as they were when all of this was built
         self._registered: dict[str, Tensor] = {}  # parameters, by name
         self._library: Any = None
         self._quick: Any = None  # answers in C++ whether all is as it was
@@ -89,7 +91,9 @@ class ModuleMap:
         self._alive = values  # ids stay theirs as long as the tensors live
         self.parameters = [(tuple(found), values[key]) for key, found in names.items()]
         self.at = {place.path: place for place in self.places.values()}
-        paths = tuple((place.path, place.type) for place in self.places.values())
+        self._modules = [place.module for place in self.places.values()]
+        self._classes = list(map(type, self._modules))
+        paths = tuple(zip((place.path for place in self.places.values()), self._classes, strict=True))
         structure = paths, tuple(found for found, _ in self.parameters)
         if structure != self.structure:
             self.structure = structure
@@ -131,8 +135,8 @@ class ModuleMap:
         )
 
     def refresh(self) -> bool:
-        """Rebuild if a module, parameter or buffer was added, removed or swapped; whether that was so."""
-        if self._holders and self._holders_changed():
+        """Rebuild if a module, parameter or buffer was added, removed or swapped or is of another class; whether so."""
+        if list(map(type, self._modules)) != self._classes or (self._holders and self._holders_changed()):
             self._build()
             self.rebuilt += 1
             return True

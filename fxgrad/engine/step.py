@@ -84,6 +84,7 @@ class Engine:
         self._numbers = itertools.count()
         self._names = positional_names(forward)
         self._previous: Plan | None = None
+        self._structure = self.modules.structure  # of which the previous plan is
         self._values = ValueRecorder(options.level, native=options.native) if options.forward else None
         self._live: weakref.WeakSet[Recording] = weakref.WeakSet()  # a freed autograd graph takes its recording along
         self.leaves = LeafHooks(LeafHook, hook_in_front)
@@ -210,6 +211,8 @@ class Engine:
     def _begin(self, rules: NodeRules | None, *, observe: bool) -> Recording:
         self.recorder.settle()
         self.modules.refresh()
+        if self.modules.structure is not self._structure:
+            self._structure, self._previous = self.modules.structure, None
         self._recorders.prepare()
         expected = len(self._previous.sites) + len(self._previous.fan_out) if self._previous is not None else 0
         recording = Recording(self.recorder, next(self._numbers) if observe else -1, expected)
