@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
 
 from fxgrad.capture.calls import ASKS, frozen, fx_op, leaf_facts, named_arguments, same_call, word_of
@@ -25,9 +24,9 @@ from fxgrad.capture.names import METADATA, source_line
 from fxgrad.capture.recomputation import Recomputation, in_checkpoint, is_recomputed, made_by_function
 from fxgrad.capture.strays import Strays
 from fxgrad.capture.values import Known, Values
+from fxgrad.torch_support.compiled import Looking
 from fxgrad.torch_support.private import (
     functorch_active,
-    remove_global_hook,
     sequence_number,
     version_of,
     without_torch_function,
@@ -73,7 +72,6 @@ class Session(TorchFunctionMode):
         self._path = ""
         self._type = modules.places[id(modules.root)].type
         self._thread = threading.get_ident()
-        self._handles: list[Any] = []
         self._sites = 0
         self._first_sites: list[int] = []
         self.hidden = self.asked = False
@@ -87,18 +85,10 @@ class Session(TorchFunctionMode):
         """Call ``forward`` under observation and return what it returns."""
         with without_torch_function():
             inputs = self._placeholders(args, kwargs, names)
-        self._handles = [
-            register_module_forward_pre_hook(self._enter_module),
-            register_module_forward_hook(self._leave_module, with_kwargs=True, always_call=True),
-        ]
-        try:
-            with self:
-                self._sequence = sequence_number()
-                result = forward(*args, **kwargs)
-                self._look_for_hidden_code()
-        finally:
-            for handle in self._handles:
-                remove_global_hook(handle)
+        with Looking(self, self._enter_module, self._leave_module):
+            self._sequence = sequence_number()
+            result = forward(*args, **kwargs)
+            self._look_for_hidden_code()
         with without_torch_function():
             self._finish(result, inputs)
         self._values = Values()

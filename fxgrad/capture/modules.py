@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from operator import is_
+from types import FrameType
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn.utils import stateless
 
 from fxgrad.capture.names import is_leaf, is_opaque
 from fxgrad.capture.unregistered import unregistered
@@ -28,13 +31,15 @@ class Place:
 class ModuleMap:
     """Paths of all modules and names of all parameters and buffers of a model.
 
-    A module or parameter that is registered twice keeps its first name, as in ``named_modules``.
+    A module or parameter that is registered twice keeps its first name, as in ``named_modules``.  A tensor that stands
+    in for a parameter during a call, as ``torch.func.functional_call`` puts it there, is another value: the parameter
+    is the one that was registered.
 
     Attributes:
         places: by id of a module; ``at``: by path.
         parameters: with all names of each; the unregistered ones come last.
         outside: names of parameters that are in plain lists and dicts.
-        rebuilt: how often a module came, went or was swapped, or a parameter or buffer came or went.
+        rebuilt: how often a module came, went, was swapped or got another class, or a parameter or buffer came or went.
     """
 
     def __init__(self, root: nn.Module) -> None:
@@ -49,6 +54,9 @@ class ModuleMap:
         self.structure: Any = None  # paths, types and names; another object where they have changed
         self._structure: list[tuple[dict[str, Any], tuple[Any, ...]]] = []
         self.rebuilt = 0
+        self._modules: list[nn.Module] = []
+        self._classes: list[type[nn.Module]] = []  # as they were when all of this was built
+        self._registered: dict[str, Tensor] = {}  # parameters, by name
         self._library: Any = None
         self._quick: Any = None  # answers in C++ whether all is as it was
         self._build()
@@ -71,7 +79,7 @@ class ModuleMap:
         for path, module in self.root.named_modules():
             self.places[id(module)] = Place(module, path, is_leaf(module), is_opaque(module), type(module).__name__)
             self._structure += [(registry, tuple(registry.values())) for registry in registries_of(module)]
-        for name, parameter in self.root.named_parameters(remove_duplicate=False):
+        for name, parameter in self._registered_parameters():
             names.setdefault(id(parameter), []).append(name)
             values[id(parameter)] = parameter
             self.tensors.setdefault(id(parameter), name)
@@ -83,12 +91,22 @@ class ModuleMap:
         self._alive = values  # ids stay theirs as long as the tensors live
         self.parameters = [(tuple(found), values[key]) for key, found in names.items()]
         self.at = {place.path: place for place in self.places.values()}
-        paths = tuple((place.path, place.type) for place in self.places.values())
+        self._modules = [place.module for place in self.places.values()]
+        self._classes = list(map(type, self._modules))
+        paths = tuple(zip((place.path for place in self.places.values()), self._classes, strict=True))
         structure = paths, tuple(found for found, _ in self.parameters)
         if structure != self.structure:
             self.structure = structure
         if self._library is not None:
             self._hasten()
+
+    def _registered_parameters(self) -> list[tuple[str, Tensor]]:
+        before, substituted = self._registered, bool(self._registered) and _in_functional_call()
+        self._registered = {}
+        for name, found in self.root.named_parameters(remove_duplicate=False):
+            stands_in = substituted or not isinstance(found, nn.Parameter)
+            self._registered[name] = before.get(name, found) if stands_in else found
+        return list(self._registered.items())
 
     def _add_unregistered(self, names: dict[int, list[str]], values: dict[int, Tensor]) -> None:
         """What is kept in plain lists and dicts gets gradients like any other, and is named like it is written."""
@@ -117,8 +135,8 @@ class ModuleMap:
         )
 
     def refresh(self) -> bool:
-        """Rebuild if a module, parameter or buffer was added, removed or swapped; whether that was so."""
-        if self._holders and self._holders_changed():
+        """Rebuild if a module, parameter or buffer was added, removed or swapped or is of another class; whether so."""
+        if list(map(type, self._modules)) != self._classes or (self._holders and self._holders_changed()):
             self._build()
             self.rebuilt += 1
             return True
@@ -140,6 +158,14 @@ class ModuleMap:
             bones += [value if isinstance(value, nn.Module) else value is None for value in values]
             bones.append(len(registry))
         return bones
+
+
+def _in_functional_call() -> bool:
+    """Whether ``torch.func.functional_call`` is at work: its substitutes may be parameters themselves."""
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001  # inspect.stack() reads source files
+    while frame is not None and frame.f_code.co_filename != stateless.__file__:
+        frame = frame.f_back
+    return frame is not None
 
 
 def _items(holder: Any) -> list[Any]:

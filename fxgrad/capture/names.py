@@ -39,6 +39,8 @@ METADATA = frozenset({
     "is_contiguous", "element_size", "get_device", "type", "shape", "dtype", "device", "ndim", "requires_grad",
     "is_leaf", "grad_fn", "is_cuda", "layout", "is_sparse", "is_quantized", "is_nested", "is_meta", "is_mkldnn",
     "names", "output_nr", "_version", "len",
+    # Torch takes the hooks off what a custom function changed in place: before that is too early to look at it.
+    "_backward_hooks", "_post_accumulate_grad_hooks",
 })  # fmt: skip
 
 

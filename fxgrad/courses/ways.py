@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
 
 from fxgrad.capture.calls import word_of
@@ -30,9 +29,9 @@ from fxgrad.record.native import LEVELS
 from fxgrad.rewriting.apply import NodeRules
 from fxgrad.rewriting.selection import Nodes, asks_python
 from fxgrad.schema import Level
+from fxgrad.torch_support.compiled import Looking
 from fxgrad.torch_support.private import (
     compiled_code,
-    remove_global_hook,
     without_torch_function,
 )
 from fxgrad.torch_support.structure import tensors_in
@@ -93,20 +92,12 @@ class _Following:
             if self._beside is not None:
                 self._beside.begin(self._inputs)
             native.begin(self._inputs)
-        handles = [
-            register_module_forward_pre_hook(enter),
-            register_module_forward_hook(leave, with_kwargs=True, always_call=True),
-        ]
         native.mode = self._mode = mode = _Mode(function, self.session)
-        try:
-            with mode:
-                try:
-                    result = given.forward(*given.args, **given.kwargs)
-                finally:
-                    native.restore()
-        finally:
-            for handle in handles:
-                remove_global_hook(handle)
+        with Looking(mode, enter, leave):
+            try:
+                result = given.forward(*given.args, **given.kwargs)
+            finally:
+                native.restore()
         with without_torch_function():
             native.finish(result)
             if self._beside is not None:

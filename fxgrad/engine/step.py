@@ -34,7 +34,7 @@ from fxgrad.record.values import ValueRecorder
 from fxgrad.rewriting.apply import MARK, NodeRules, rules_of
 from fxgrad.rewriting.tally import Windows
 from fxgrad.schema import CaptureReport, FrontEnd, GradientFlow, Level, SiteKind, Statistics
-from fxgrad.torch_support.leaf_hooks import LeafHooks
+from fxgrad.torch_support.leaf_hooks import LeafHooks, hook_in_front
 from fxgrad.torch_support.private import functorch_active, sequence_number, without_torch_function
 
 # Norms that a float32 sum of squares holds with room to spare (1e-23 ** 2 is 0, 1.9e19 ** 2 is Inf).
@@ -84,9 +84,10 @@ class Engine:
         self._numbers = itertools.count()
         self._names = positional_names(forward)
         self._previous: Plan | None = None
+        self._structure = self.modules.structure  # of which the previous plan is
         self._values = ValueRecorder(options.level, native=options.native) if options.forward else None
         self._live: weakref.WeakSet[Recording] = weakref.WeakSet()  # a freed autograd graph takes its recording along
-        self.leaves = LeafHooks(LeafHook)
+        self.leaves = LeafHooks(LeafHook, hook_in_front)
         self.training: Training | None = None
         self._windows = Windows()
         self._latest_report: tuple[Any, CaptureReport | None] = (None, None)  # the same in most steps
@@ -210,6 +211,8 @@ class Engine:
     def _begin(self, rules: NodeRules | None, *, observe: bool) -> Recording:
         self.recorder.settle()
         self.modules.refresh()
+        if self.modules.structure is not self._structure:
+            self._structure, self._previous = self.modules.structure, None
         self._recorders.prepare()
         expected = len(self._previous.sites) + len(self._previous.fan_out) if self._previous is not None else 0
         recording = Recording(self.recorder, next(self._numbers) if observe else -1, expected)

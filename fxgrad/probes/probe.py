@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from fxgrad.torch_support.leaf_hooks import hook_in_front
+
 if TYPE_CHECKING:
     from fxgrad.probes.recording import Recording
 
@@ -26,7 +28,7 @@ def put(recording: Recording, value: Tensor, index: int) -> Any:
     if recording.record is not None:
         return recording.record.put(value, index, index in recording.escalated)
     hook = recording.sink.hook(recording, index)
-    value.register_hook(hook)  # type: ignore[no-untyped-call]
+    hook_in_front(value, hook)
     return hook
 
 

@@ -12,6 +12,7 @@ from torch.utils.hooks import RemovableHandle
 from fxgrad.record.native import LEVELS
 from fxgrad.record.recorder import Recorder
 from fxgrad.schema import Level
+from fxgrad.torch_support.leaf_hooks import hook_in_front
 from fxgrad.torch_support.private import forget_empty_hooks, referenced
 
 if TYPE_CHECKING:
@@ -127,7 +128,7 @@ class ParameterHooks:
     def _hook(self, parameter: Tensor, number: int) -> RemovableHandle | None:
         native = self._native
         if native is None:
-            return parameter.register_hook(self._sink.hook(self._sink.parameters, number))  # type: ignore[no-untyped-call, no-any-return]
+            return hook_in_front(parameter, self._sink.hook(self._sink.parameters, number))
         native.record.shapes.set(number, list(parameter.shape))
         native.hooks.put(number, parameter, native.kind)
         self._leaves.extend([None] * (number + 1 - len(self._leaves)))

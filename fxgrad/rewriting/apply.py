@@ -48,7 +48,7 @@ class NodeRules:
         self._resolved: list[Resolution] = []
         self.backward: int | None = None
         self.done: list[str] = []  # sites rewritten in that backward pass, for error messages
-        self.leaves = LeafHooks(LeafChain)
+        self.leaves = LeafHooks(LeafChain, Tensor.register_hook)
         self.capture: CaptureReport | None = None  # of the latest call
 
     def add(self, state: State) -> None:

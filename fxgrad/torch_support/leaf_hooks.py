@@ -1,4 +1,4 @@
-"""Hooks on leaf tensors, which outlive the autograd graph: one for each tensor, whatever forward calls take it."""
+"""Hooks in front of the user's; and on leaf tensors, which outlive the graph: one for each, whatever calls take it."""
 
 from __future__ import annotations
 
@@ -12,11 +12,24 @@ if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
 
 
-class LeafHooks:
-    """One hook for each leaf tensor, made by ``make`` when the tensor is first seen; gone with the tensor."""
+def hook_in_front(value: Tensor, hook: Callable[[Tensor], Any]) -> RemovableHandle:
+    """Register ``hook`` on ``value`` so that it sees the gradient as it arrives, before hooks of the user's act."""
+    handle: RemovableHandle = value.register_hook(hook)  # type: ignore[no-untyped-call]
+    hooks: dict[int, Any] = handle.hooks_dict_ref() or {}
+    for number in list(hooks)[:-1]:  # torch goes by the order of insertion; move_to_end would not change that
+        hooks[number] = hooks.pop(number)
+    return handle
 
-    def __init__(self, make: Callable[[], Any]) -> None:
+
+class LeafHooks:
+    """One hook for each leaf tensor, made by ``make`` when the tensor is first seen; gone with the tensor.
+
+    ``register``: how it is put on.
+    """
+
+    def __init__(self, make: Callable[[], Any], register: Callable[[Tensor, Any], RemovableHandle]) -> None:
         self._make = make
+        self._register = register
         self._on: dict[int, tuple[weakref.ref[Tensor], RemovableHandle, Any]] = {}
 
     def of(self, value: Tensor) -> Any:
@@ -25,7 +38,7 @@ class LeafHooks:
         known = on.get(key)
         if known is None or known[0]() is not value:
             hook = self._make()
-            handle: RemovableHandle = value.register_hook(hook)  # type: ignore[no-untyped-call]
+            handle = self._register(value, hook)
             known = on[key] = (weakref.ref(value, lambda _: on.pop(key, None)), handle, hook)
         return known[2]
 

@@ -141,3 +141,46 @@ def test_a_function_that_is_used_only_behind_the_model() -> None:
 
     flow = flow_of(Last(), None)
     assert line_of(flow.site("/Double").node) == "return Double.apply(self.a(x))  # last"
+
+
+class DoubleInPlace(Double):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.mark_dirty(x)
+        return x.mul_(2)
+
+
+class InPlace(nn.Module):
+    """Hooks of plain torch on the value before and after a function that changes it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.seen: dict[str, float] | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.a(x) + 0
+        if self.seen is not None:
+            self.note("/add", x)
+        x = DoubleInPlace.apply(x)
+        if self.seen is not None:
+            self.note("/DoubleInPlace", x)
+        return self.b(x)
+
+    def note(self, name: str, x: Tensor) -> None:
+        x.register_hook(lambda grad: self.seen.update({name: float(grad.norm())}))
+
+
+@pytest.mark.parametrize("native", [False, True])
+def test_a_function_that_changes_its_argument(*, native: bool) -> None:
+    torch.manual_seed(0)
+    model, x = InPlace(), torch.randn(3, 4)
+    model.seen = {}
+    model(x).square().mean().backward()
+    by_hooks, model.seen = model.seen, None
+    with fxgrad.watch(model, native=native) as watch:
+        for _ in range(3):
+            model(x).square().mean().backward()
+            norms = {site.key: site.l2_norm for site in watch.flow().sites}
+            assert {key: norms[key] for key in by_hooks} == pytest.approx(by_hooks)
+    assert by_hooks["/add"] == pytest.approx(2 * by_hooks["/DoubleInPlace"])
