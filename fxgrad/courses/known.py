@@ -173,6 +173,7 @@ class Observer:
         with run.noting(), without_torch_function():
             if run.error is None:
                 self._add(recording, run.sessions[-1], run.native, run.where)
+        run.leave()
         if run.error is not None:
             self._give_up(run.error)
         return result
@@ -243,6 +244,7 @@ class Observer:
         if run.error is None:
             with run.noting():
                 self._arrived(recording, run)
+        run.leave()
         if run.error is not None:
             recording.plan, recording.slots = None, ()
             self._give_up(run.error)

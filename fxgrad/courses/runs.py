@@ -83,10 +83,11 @@ class Run:
         if self.error is None:
             with self.noting():
                 self.native.finish([tensor for _, tensor in tensors_in(result)])
-        self.leave()
+        if self._finder is not None:
+            self._finder.done()
 
     def leave(self) -> None:
-        """Operators are no longer seen.  May be called twice."""
+        """Operators are no longer seen, and nothing keeps the autograd graph.  May be called twice."""
         if self._finder is not None:
             self._finder.done()
         if self.native is not None:

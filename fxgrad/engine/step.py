@@ -113,7 +113,11 @@ class Engine:
             return self._plain(args, kwargs)
         with without_torch_function():
             recording = self._begin(rules, observe=observe)
-        result = self._record(recording, args, kwargs)
+        try:
+            result = self._record(recording, args, kwargs)
+        except BaseException:
+            recording.abandoned()
+            raise
         with without_torch_function():
             recording.returned()
             self._finish(recording)

@@ -135,9 +135,11 @@ class FoundEdge(NamedTuple):
 def hook_edges(recording: Any) -> None:
     """When a forward call has returned: put a hook on every edge of values that are used more than once."""
     start = len(recording.plan.sites)
-    for edge in found_edges(recording):
-        _put(recording, start + edge.number, edge.pieces)
-    recording.edges.at.clear()
+    try:
+        for edge in found_edges(recording):
+            _put(recording, start + edge.number, edge.pieces)
+    finally:
+        recording.edges.at.clear()
 
 
 def found_edges(recording: Any) -> Iterator[FoundEdge]:
