@@ -86,7 +86,7 @@ class Engine:
         self._previous: Plan | None = None
         self._values = ValueRecorder(options.level, native=options.native) if options.forward else None
         self._live: weakref.WeakSet[Recording] = weakref.WeakSet()  # a freed autograd graph takes its recording along
-        self.leaves = LeafHooks(LeafHook)
+        self.leaves = LeafHooks(LeafHook, self.parameters.mend)
         self.training: Training | None = None
         self._windows = Windows()
         self._latest_report: tuple[Any, CaptureReport | None] = (None, None)  # the same in most steps

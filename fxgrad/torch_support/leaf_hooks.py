@@ -13,10 +13,14 @@ if TYPE_CHECKING:
 
 
 class LeafHooks:
-    """One hook for each leaf tensor, made by ``make`` when the tensor is first seen; gone with the tensor."""
+    """One hook for each leaf tensor, made by ``make`` when the tensor is first seen; gone with the tensor.
 
-    def __init__(self, make: Callable[[], Any]) -> None:
+    ``then`` is called when a tensor has got its hook: torch clears those from C++ at the first from Python.
+    """
+
+    def __init__(self, make: Callable[[], Any], then: Callable[[Tensor], None] = lambda _: None) -> None:
         self._make = make
+        self.then = then
         self._on: dict[int, tuple[weakref.ref[Tensor], RemovableHandle, Any]] = {}
 
     def of(self, value: Tensor) -> Any:
@@ -27,6 +31,7 @@ class LeafHooks:
             hook = self._make()
             handle: RemovableHandle = value.register_hook(hook)  # type: ignore[no-untyped-call]
             known = on[key] = (weakref.ref(value, lambda _: on.pop(key, None)), handle, hook)
+            self.then(value)
         return known[2]
 
     def remove(self) -> None:
