@@ -35,7 +35,7 @@ class Beside:
 
     def begin(self, inputs: Sequence[tuple[str, Tensor]]) -> None:
         """Before the forward runs."""
-        self.native.begin("inputs", [tensor for _, tensor in inputs])
+        self.native.begin("inputs", [tensor for _, tensor in inputs], None, None, None)
 
     @property
     def failed(self) -> str:
