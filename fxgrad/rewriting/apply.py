@@ -153,6 +153,8 @@ class Pass:
         chain = Chain(self, entry)
         if node is None and value.is_leaf:
             self.rules.leaves.of(value).chain = chain
+            if self.recording.leaves is not None:
+                self.recording.leaves.then(value)
             chain.leaf = True
         else:
             value.register_hook(chain)  # type: ignore[no-untyped-call]
