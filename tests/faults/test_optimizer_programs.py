@@ -13,7 +13,8 @@ from tests.faults.catalogue import FAULTS
 from tests.faults.program import SEEDS, Built, Program
 from tests.faults.test_programs import named, of_victims
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+#: In the sweep: these check the programs themselves, which change when somebody changes them only.
+pytestmark = [pytest.mark.sweep, pytest.mark.filterwarnings("ignore")]
 HALF = (torch.float16, torch.bfloat16)
 
 

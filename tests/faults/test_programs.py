@@ -16,7 +16,8 @@ from tests.faults.catalogue import FAULTS, HEALTHY, PROGRAMS, TRAPS
 from tests.faults.program import SEEDS, Built, Program
 from tests.faults.replay import Call, calls_of, gain, origins
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # torch warns of some of the faults itself
+#: In the sweep: these check the programs themselves, which change when somebody changes them only.
+pytestmark = [pytest.mark.sweep, pytest.mark.filterwarnings("ignore")]  # torch warns of some of the faults itself
 IDLE = ("experts.3",)  # the one control with a module that is left out on purpose
 
 
