@@ -23,7 +23,7 @@ namespace fxgrad {
 // was freed; its sequence number is not.
 class Places {
  public:
-  Places() : slots_(512) {}
+  Places() = default;
   int32_t find(const torch::autograd::Node* node, uint32_t output) const;  // -1: unknown
   void put(const torch::autograd::Node* node, uint32_t output, int32_t value);
   void clear();

@@ -1,5 +1,7 @@
 #include "observer.h"
 
+#include <algorithm>
+
 using torch::autograd::Node;
 
 namespace fxgrad {
@@ -14,13 +16,14 @@ size_t Places::position(const Node* node, uint32_t output) const {
 }
 
 int32_t Places::find(const Node* node, uint32_t output) const {
+  if (slots_.empty()) return -1;
   const Slot& slot = slots_[position(node, output)];
   return slot.round == round_ && slot.sequence == node->sequence_nr() ? slot.value : -1;
 }
 
 void Places::put(const Node* node, uint32_t output, int32_t value) {
   if (count_ * 2 >= slots_.size()) {
-    std::vector<Slot> old(slots_.size() * 2);
+    std::vector<Slot> old(std::max<size_t>(slots_.size() * 2, 512));
     old.swap(slots_);
     for (const Slot& slot : old) {
       if (slot.round == round_) slots_[position(slot.node, slot.output)] = slot;
