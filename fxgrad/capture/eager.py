@@ -254,14 +254,10 @@ class Session(TorchFunctionMode):
         self.hidden |= old.hooked  # a hook or forward of its own may use any value that it kept
         self.calls.append(old)
         self._first_sites.append(self._sites)
-        if self.beside is not None:
-            self.beside.paused = True  # what we run ourselves is no operator of the model's
         if self.recording.values is not None:
             self.recording.values.called(self.calls, found, self._sites, (args, kwargs))
         for output, (position, tensor) in zip(old.outputs, found, strict=True):
             self._bind(Ref(number, position), tensor, output)
-        if self.beside is not None:
-            self.beside.paused = False
 
     def _template(self, value: Any) -> Any:
         return self._values.template(value, self._unknown)

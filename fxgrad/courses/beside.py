@@ -56,7 +56,7 @@ class Beside:
         slots: list[list[int]] = [[] for _ in range(native.values)]
         own = recording.rewriting.own
         for value, site in native.noted:
-            if site not in own:
+            if value >= 0 and site not in own:  # a parameter has hooks of its own
                 slots[value].append(site)
         recording.slots, recording.sizes = tuple(map(tuple, slots)), self._record.shapes
         recording.computed = True

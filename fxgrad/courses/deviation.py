@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from fxgrad.courses.known import Course
 
 _EXTERNAL = -2  # a source that no operator made, as the observer marks it
+PARAMETERS = -16  # the first parameter, as it numbers them; the others are below
 
 
 class Around(NamedTuple):
@@ -110,6 +111,7 @@ class Deviation:
         steps, where: the operators from there on, and from where they were called.
         values: how many values appeared.
         sizes: of them.
+        leaves: by value or parameter that is a leaf, its sites: its hooks have these names.
     """
 
     base: Course
@@ -118,6 +120,7 @@ class Deviation:
     where: Sequence[Where | None]
     values: int
     sizes: Any
+    leaves: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
     def ran(self, course: Course) -> bool:
         """Whether it ran the very operators of a course, on the same values."""
@@ -141,12 +144,13 @@ def _same_step(one: Any, other: Any) -> bool:
 
 @dataclass(slots=True)
 class Found:
-    """The graph of a call: which sites each value is, which sites need no gradient, which are one tensor."""
+    """The graph of a call: which sites each value and parameter is, which need no gradient, which are one tensor."""
 
     plan: Plan
     slots: tuple[tuple[int, ...], ...]
     not_required: frozenset[int]
     same: Mapping[int, int]
+    parameters: Mapping[int, Sequence[int]]
 
 
 def by_operator(deviation: Deviation) -> Found:
@@ -186,7 +190,8 @@ class _Rebuilt:
             self.calls.append(call)
             place = base.where[begin] if begin < end else None
             self.chains.append(place.chain if place is not None else ())
-        for value, sites in enumerate(base.slots):
+        owned = [(PARAMETERS - number, sites) for number, sites in base.parameters.items()]
+        for value, sites in [*enumerate(base.slots), *owned]:
             for site in sites:
                 spec = base.plan.sites[site]
                 if spec.call < len(self.calls):
@@ -194,7 +199,7 @@ class _Rebuilt:
         return len(self.calls), start
 
     def _name(self, value: int, ref: Ref) -> None:
-        if value >= 0:
+        if value >= 0 or value <= PARAMETERS:
             self.refs[value] = ref
             self.names.setdefault(value, []).append(ref)
 
@@ -278,10 +283,9 @@ class _Rebuilt:
     def _found(self, plan: Plan, kept: int) -> Found:
         base = self.deviation.base
         numbers = plan.site_numbers
-        slots = tuple(
-            tuple(numbers[ref] for ref in self.names.get(value, ()) if ref in numbers)
-            for value in range(self.deviation.values)
-        )
+        sites = {value: tuple(numbers[ref] for ref in names if ref in numbers) for value, names in self.names.items()}
+        slots = tuple(sites.get(value, ()) for value in range(self.deviation.values))
+        parameters = {PARAMETERS - value: found for value, found in sites.items() if value <= PARAMETERS}
         without = frozenset(
             number
             for number, spec in enumerate(plan.sites)
@@ -289,7 +293,7 @@ class _Rebuilt:
         )
         calls = [spec.call for spec in base.plan.sites]
         same = {one: other for one, other in base.same.items() if calls[one] < kept}
-        return Found(plan, slots, without, same)
+        return Found(plan, slots, without, same, parameters)
 
     def _without_gradient(self, spec: SiteSpec) -> bool:
         return not (spec.output.requires_grad and self.calls[spec.call].grad_enabled)

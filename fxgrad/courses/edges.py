@@ -15,14 +15,17 @@ if TYPE_CHECKING:
 _DEEPEST = 64  # autograd nodes between what a call returned and the edge; found in stock models: 9
 
 
-def pieces_of(recording: Recording, values: Any, piece: Callable[..., Any]) -> tuple[list[Any], dict[int, Unmeasured]]:
+def pieces_of(
+    recording: Recording, noted: Sequence[tuple[int, int]], piece: Callable[..., Any]
+) -> tuple[list[Any], dict[int, Unmeasured]]:
     """The pieces of all edge sites of a recorded call, and why an edge has none.
 
-    ``values``: the native observer beside it (``noted``: pairs of value and site); ``piece`` makes one.
+    ``noted``: pairs of value and site, by the native observer beside it; ``piece`` makes one.
     """
-    value_at = {site: value for value, site in values.noted}
+    value_at = {site: value for value, site in noted}
     for site, earlier in recording.same.items():
-        value_at[site] = value_at[earlier]
+        if earlier in value_at:  # a parameter's node has no name
+            value_at[site] = value_at[earlier]
     pieces: list[Any] = []
     lost: dict[int, Unmeasured] = {}
     for edge, source, starts, nodes in found_edges(recording):

@@ -18,7 +18,7 @@ from torch import Tensor
 from fxgrad.capture.captured import Plan
 from fxgrad.capture.eager import Session
 from fxgrad.capture.modules import ModuleMap
-from fxgrad.courses.deviation import Deviation, Found, Where, by_operator
+from fxgrad.courses.deviation import PARAMETERS, Deviation, Found, Where, by_operator
 from fxgrad.courses.edges import pieces_of
 from fxgrad.courses.runs import Following, Learning, Prepared, input_tensors
 from fxgrad.courses.values import unfit, wanted
@@ -45,6 +45,7 @@ class Course:
         where: by operator, from where it was called.
         steps, first_values: the operators, and the number of the first value that appears in each.
         not_required, untold, same: as of the recording under which it was learnt.
+        parameters: by number of a parameter, the sites that are that very tensor.
         shown, gates: by value, what is wanted of it in the forward pass; how C++ counts its active units.
         pieces: the autograd edges of edge sites; None where edges are not measured.
         unmeasured: why an edge has none.
@@ -59,6 +60,7 @@ class Course:
     not_required: frozenset[int]
     untold: frozenset[int]
     same: Mapping[int, int]
+    parameters: Mapping[int, Sequence[int]]
     pieces: Sequence[Any] | None = None
     unmeasured: Mapping[int, tuple[str, str]] = field(default_factory=dict)
     shown: Mapping[int, int] = field(default_factory=dict)
@@ -173,6 +175,7 @@ class Observer:
         with run.noting(), without_torch_function():
             if run.error is None:
                 self._add(recording, run.sessions[-1], run.native, run.where)
+        run.leave()
         if run.error is not None:
             self._give_up(run.error)
         return result
@@ -185,12 +188,13 @@ class Observer:
         if any(call.op == "external" and call.path in self._opaque() for call in plan.calls):
             self.refused = "compiled or scripted modules run in another way beside the Python recorder"
             return
-        slots: list[list[int]] = [[] for _ in range(forward.values)]
-        for value, site in forward.noted:
-            slots[value].append(site)
+        noted, slots, parameters = _sites_of(forward)
+        if parameters and _has_passed(recording):
+            self.refused = "a backward pass inside of the forward came to a parameter that a call returned"
+            return
         course = Course(
-            plan, tuple(map(tuple, slots)), tuple(session.ranges), where, forward.steps, forward.first_values,
-            frozenset(recording.not_required), frozenset(recording.untold), dict(recording.same),
+            plan, slots, tuple(session.ranges), where, forward.steps, forward.first_values,
+            frozenset(recording.not_required), frozenset(recording.untold), dict(recording.same), parameters,
         )  # fmt: skip
         number = forward.learn(len(self.courses))
         if number < len(self.courses):
@@ -198,12 +202,12 @@ class Observer:
                 self.refused = "two calls with the same operators, on the same values, went through different modules"
             return
         if recording.values is not None:
-            self.refused = unfit(plan, forward.noted, forward.first_values, session.ranges, recording.same)
+            self.refused = unfit(plan, noted, forward.first_values, session.ranges, recording.same)
             course.shown, course.gates = wanted(plan, course.slots, self.extension.Gate)
             self._model.set_gates(number, course.gates)
         self.courses.append(course)
         if self._edges:
-            course.pieces, course.unmeasured = pieces_of(recording, forward, self.extension.Piece)
+            course.pieces, course.unmeasured = pieces_of(recording, noted, self.extension.Piece)
         self._set_levels()
         if len(self.courses) > _MOST:
             self.refused = f"the model took more than {_MOST} courses"
@@ -243,6 +247,7 @@ class Observer:
         if run.error is None:
             with run.noting():
                 self._arrived(recording, run)
+        run.leave()
         if run.error is not None:
             recording.plan, recording.slots = None, ()
             self._give_up(run.error)
@@ -253,9 +258,9 @@ class Observer:
         if found is None or recording.edges is not None:  # edges have their hooks by the names that they had
             return
         course = next((course for course in self.courses if found.ran(course)), None)
-        if course is not None:
+        if course is not None and all(_sites_at(course, leaf) == sites for leaf, sites in found.leaves.items()):
             recording.deviation = None
-            _use(recording, Found(course.plan, course.slots, course.not_required, course.same))
+            _use(recording, Found(course.plan, course.slots, course.not_required, course.same, course.parameters))
             recording.untold = set(course.untold)
 
     def _arrived(self, recording: Recording, run: Following) -> None:
@@ -268,6 +273,7 @@ class Observer:
             recording.plan, recording.slots = course.plan, course.slots
             recording.not_required, recording.untold = set(course.not_required), set(course.untold)
             recording.same, recording.escalated = course.same, frozenset(course.plan.escalated)
+            parameters = course.parameters
             if course.pieces is not None and recording.edges is not None:
                 _hook_edges(recording.edges, recording, run, course)
         else:
@@ -275,14 +281,36 @@ class Observer:
             base, native = self.courses[run.native.plan_nearby], run.native
             found = Deviation(base, native.differs_at, native.steps, run.where, native.values, recording.sizes)
             recording.deviation = found
-            _use(recording, by_operator(found))
+            graph = by_operator(found)
+            _use(recording, graph)
+            parameters = graph.parameters
             if recording.edges is not None:
                 _search_edges(recording.edges, recording, run)
             if len(self._latest) >= _TRIES and all(self._latest):
                 self.refused = "no call went the way that those under the Python recorder went"
             elif sum(self._latest) > _PATIENCE // 2:
                 self.refused = "the model takes a new course in most calls"
-        run.settle_leaves()
+        leaves = run.settle_leaves(parameters, [parameter for _, parameter in self._parameters] if parameters else ())
+        if recording.deviation is not None:
+            recording.deviation.leaves.update(leaves)
+
+
+def _has_passed(recording: Recording) -> bool:
+    """Whether a backward pass has come to the call."""
+    return recording.task is not None or any(kept.recording is recording for kept in tuple(recording.sink.history))
+
+
+def _sites_of(forward: Any) -> tuple[list[tuple[int, int]], tuple[tuple[int, ...], ...], dict[int, list[int]]]:
+    """What was noted of values; the sites of each value, and of each parameter that a call returned."""
+    slots: list[list[int]] = [[] for _ in range(forward.values)]
+    parameters: dict[int, list[int]] = {}
+    noted = [(value, site) for value, site in forward.noted if value >= 0]
+    for value, site in forward.noted:
+        if value >= 0:
+            slots[value].append(site)
+        else:
+            parameters.setdefault(PARAMETERS - value, []).append(site)
+    return noted, tuple(map(tuple, slots)), parameters
 
 
 def _use(recording: Recording, found: Found) -> None:
@@ -290,10 +318,15 @@ def _use(recording: Recording, found: Found) -> None:
     recording.not_required, recording.same = set(found.not_required), found.same
 
 
+def _sites_at(course: Course, leaf: int) -> tuple[int, ...]:
+    """The sites of a leaf, by the observer's number of the value or parameter."""
+    return course.slots[leaf] if leaf >= 0 else tuple(course.parameters.get(PARAMETERS - leaf, ()))
+
+
 def _named_alike(one: Course, other: Course) -> bool:
     """Whether two courses with the same operators have the same names and sites."""
     stems = [[call.key_stem for call in course.plan.calls] for course in (one, other)]
-    return stems[0] == stems[1] and one.slots == other.slots
+    return stems[0] == stems[1] and one.slots == other.slots and one.parameters == other.parameters
 
 
 def _hook_edges(notes: EdgeNotes, recording: Recording, run: Following, course: Course) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ from fxgrad.capture.calls import named_arguments
 from fxgrad.capture.captured import Plan
 from fxgrad.capture.eager import Session
 from fxgrad.capture.modules import ModuleMap
-from fxgrad.courses.deviation import Finder, Where
+from fxgrad.courses.deviation import PARAMETERS, Finder, Where
 from fxgrad.probes.leaves import Entry
 from fxgrad.probes.recording import Recording
 from fxgrad.record.native import LEVELS
@@ -83,10 +84,11 @@ class Run:
         if self.error is None:
             with self.noting():
                 self.native.finish([tensor for _, tensor in tensors_in(result)])
-        self.leave()
+        if self._finder is not None:
+            self._finder.done()
 
     def leave(self) -> None:
-        """Operators are no longer seen.  May be called twice."""
+        """Operators are no longer seen, and nothing keeps the autograd graph.  May be called twice."""
         if self._finder is not None:
             self._finder.done()
         if self.native is not None:
@@ -147,18 +149,46 @@ class Following(Run):
 
     def _leaf(self, leaf: Tensor, value: int) -> None:
         with self.noting(), without_torch_function():
-            self._leaves.append((value, self.recording.leaves.of(leaf).add(self.recording, -1), leaf))
+            find = functools.partial(self._site_so_far, value)
+            self._leaves.append((value, self.recording.leaves.of(leaf).add(self.recording, -1, find), leaf))
 
-    def settle_leaves(self) -> None:
-        """Give the hooks on leaf tensors their sites, now that these are known."""
-        slots = self.recording.slots or ()
+    def _site_so_far(self, value: int) -> int:
+        """While the forward runs, the site of a leaf; the course so far is that of the one that is nearby."""
+        sites: Sequence[int] = ()
+        with self.noting():
+            if self.native.differs_at < 0:
+                sites = self._courses[self.native.plan_nearby].slots[value]
+        return sites[0] if sites else -1
+
+    def settle_leaves(self, parameters: Mapping[int, Sequence[int]], tensors: Sequence[Tensor]) -> dict[int, Any]:
+        """Give leaf tensors their sites, now that these are known; the sites, by number of the value or parameter.
+
+        ``parameters``: the sites that are a parameter, by its number; ``tensors``: all parameters.
+        """
+        slots, found = self.recording.slots or (), {}
         for value, entry, leaf in self._leaves:
             sites = slots[value] if value < len(slots) else ()
-            if sites:
-                entry.index = sites[0]
-            for site in sites[1:]:
-                self.recording.leaves.of(leaf).add(self.recording, site)
+            entry.index, entry.find = (sites[0] if sites else -1), None
+            self._hook(leaf, sites[1:])
+            found[value] = tuple(sites)
         self._leaves.clear()
+        for number, sites in parameters.items():
+            self._hook(tensors[number], sites)
+            slot = self.recording.sizes.add(list(tensors[number].shape))
+            self.recording.slots = (*slots, *(() for _ in range(slot - len(slots))), tuple(sites))
+            slots, found[PARAMETERS - number] = self.recording.slots, tuple(sites)
+        return found
+
+    def _hook(self, leaf: Tensor, sites: Sequence[int]) -> None:
+        for site in sites:
+            self.recording.leaves.of(leaf).add(self.recording, site)
+
+    def leave(self) -> None:
+        """As of every run."""
+        for _, entry, _ in self._leaves:
+            entry.find = None
+        self._leaves.clear()
+        super().leave()
 
 
 def input_tensors(args: tuple[Any, ...], kwargs: dict[str, Any], names: list[str]) -> list[tuple[str, Tensor]]:

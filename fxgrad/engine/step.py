@@ -87,7 +87,7 @@ class Engine:
         self._structure = self.modules.structure  # of which the previous plan is
         self._values = ValueRecorder(options.level, native=options.native) if options.forward else None
         self._live: weakref.WeakSet[Recording] = weakref.WeakSet()  # a freed autograd graph takes its recording along
-        self.leaves = LeafHooks(LeafHook, hook_in_front)
+        self.leaves = LeafHooks(LeafHook, hook_in_front, self.parameters.mend)
         self.training: Training | None = None
         self._windows = Windows()
         self._latest_report: tuple[Any, CaptureReport | None] = (None, None)  # the same in most steps
@@ -114,7 +114,11 @@ class Engine:
             return self._plain(args, kwargs)
         with without_torch_function():
             recording = self._begin(rules, observe=observe)
-        result = self._record(recording, args, kwargs)
+        try:
+            result = self._record(recording, args, kwargs)
+        except BaseException:
+            recording.abandoned()
+            raise
         recording.end = sequence_number()
         with without_torch_function():
             recording.returned()

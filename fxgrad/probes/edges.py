@@ -140,9 +140,11 @@ class FoundEdge(NamedTuple):
 def hook_edges(recording: Recording) -> None:
     """When a forward call has returned: put a hook on every edge of values that are used more than once."""
     start = len(recording.graph.sites)
-    for edge in found_edges(recording):
-        _put(recording, start + edge.number, edge.pieces)
-    recording.notes.at.clear()
+    try:
+        for edge in found_edges(recording):
+            _put(recording, start + edge.number, edge.pieces)
+    finally:
+        recording.notes.at.clear()
 
 
 def found_edges(recording: Recording) -> Iterator[FoundEdge]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -14,12 +15,20 @@ if TYPE_CHECKING:
 
 
 class Entry:
-    """A site at a leaf; the number may be set later, and is negative for none."""
+    """A site at a leaf; the number is negative for none.
 
-    __slots__ = ("index",)
+    It may be set later; ``find`` tells it until then, for a backward pass inside of the forward.
+    """
 
-    def __init__(self, index: int) -> None:
+    __slots__ = ("find", "index")
+
+    def __init__(self, index: int, find: Callable[[], int] | None = None) -> None:
         self.index = index
+        self.find = find
+
+    def site(self) -> int:
+        """The number, as far as it is known now."""
+        return self.index if self.find is None else self.find()
 
 
 class LeafHook:
@@ -35,9 +44,9 @@ class LeafHook:
     def __init__(self) -> None:
         self.calls: list[tuple[weakref.ref[Any], Entry]] = []
 
-    def add(self, recording: Recording, index: int) -> Entry:
+    def add(self, recording: Recording, index: int, find: Callable[[], int] | None = None) -> Entry:
         """One more forward call takes the leaf."""
-        entry = Entry(index)
+        entry = Entry(index, find)
         self.calls = [(ref, known) for ref, known in self.calls if ref() is not None]
         self.calls.append((weakref.ref(recording), entry))
         return entry
@@ -47,7 +56,10 @@ class LeafHook:
         task = current_backward()
         for number, (ref, entry) in enumerate(self.calls, 1):
             recording = ref()
-            if recording is None or entry.index < 0:
+            if recording is None:
+                continue
+            site = entry.site()
+            if site < 0:
                 continue
             if recording.task == task or (not recording.computed and number == len(self.calls)):
-                recording.sink.observe(recording, entry.index, gradient)
+                recording.sink.observe(recording, site, gradient)

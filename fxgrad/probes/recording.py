@@ -159,6 +159,11 @@ class Recording:
         """A backward pass is being differentiated: what a call saved may send back more than its result's users do."""
         self.differentiated = True
 
+    def abandoned(self) -> None:
+        """The forward has raised: the graph goes, whose nodes hold us."""
+        if self.edges is not None:
+            self.edges.at.clear()
+
     def returned(self) -> None:
         """The forward has returned."""
         self.versions = versions_of(parameter for _, _, parameter in self.parameters)

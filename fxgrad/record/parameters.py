@@ -100,6 +100,11 @@ class ParameterHooks:
             self._raised = set(escalated)
             native.hooks.set_levels(self._leaves, sorted(escalated), native.extension.Level.full)
 
+    def mend(self, leaf: Tensor) -> None:
+        """A leaf has got a hook from Python, at the first of which torch clears those from C++."""
+        if self._native is not None and id(leaf) in self._known:
+            self._native.hooks.mend(self._leaves)
+
     def _number(self, parameter: Tensor) -> int:
         known = self._known.get(id(parameter))
         if known is not None:

@@ -153,6 +153,8 @@ class Pass:
         chain = Chain(self, entry)
         if node is None and value.is_leaf:
             self.rules.leaves.of(value).chain = chain
+            if self.recording.leaves is not None:
+                self.recording.leaves.then(value)
             chain.leaf = True
         else:
             value.register_hook(chain)  # type: ignore[no-untyped-call]
@@ -184,7 +186,7 @@ class Pass:
         """Whether it is known beforehand that nothing happens at a site."""
         if self.observing or self._through or self.rules.at_edges or index < 0:
             return False
-        if self._table is None and self.recording.graph is not None:
+        if self._table is None and self.recording.plan is not None:
             self._take(self.rules.resolve(self.recording.graph))
         return self._table is not None and index not in self._table
 

@@ -24,12 +24,17 @@ def hook_in_front(value: Tensor, hook: Callable[[Tensor], Any]) -> RemovableHand
 class LeafHooks:
     """One hook for each leaf tensor, made by ``make`` when the tensor is first seen; gone with the tensor.
 
-    ``register``: how it is put on.
+    ``register``: how it is put on.  ``then`` is called when a tensor has got its hook: torch clears those from C++ at
+    the first from Python.
     """
 
-    def __init__(self, make: Callable[[], Any], register: Callable[[Tensor, Any], RemovableHandle]) -> None:
+    def __init__(
+        self, make: Callable[[], Any], register: Callable[[Tensor, Any], RemovableHandle],
+        then: Callable[[Tensor], None] = lambda _: None,
+    ) -> None:  # fmt: skip
         self._make = make
         self._register = register
+        self.then = then
         self._on: dict[int, tuple[weakref.ref[Tensor], RemovableHandle, Any]] = {}
 
     def of(self, value: Tensor) -> Any:
@@ -40,6 +45,7 @@ class LeafHooks:
             hook = self._make()
             handle = self._register(value, hook)
             known = on[key] = (weakref.ref(value, lambda _: on.pop(key, None)), handle, hook)
+            self.then(value)
         return known[2]
 
     def remove(self) -> None:

@@ -27,7 +27,7 @@ struct Step {
   bool grad_mode = true;
   std::vector<int32_t> sources;
   std::vector<uint16_t> outputs;  // of each tensor returned: dtype * 2 + requires grad
-  std::vector<int32_t> taken;     // by tensor taken, the number of the value that it is; -1 for what has none
+  std::vector<int32_t> taken;     // by tensor taken, the number of the value (or parameter) that it is; -1 for what has none
   std::vector<int32_t> given;     // the same by tensor returned
 
   bool returned_like(const Step& other) const { return outputs == other.outputs && given == other.given; }

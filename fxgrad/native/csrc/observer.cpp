@@ -80,7 +80,7 @@ Forward::Forward(std::shared_ptr<Model> model, std::shared_ptr<Record> record, b
       parameters_(model_->parameters),
       record_(std::move(record)),
       learning_(learning),
-      keeps_places_(keeps_places) {
+      keeps_places_(keeps_places && !learning) {
   if (!model_->pool.empty()) {
     places_ = std::move(model_->pool.back());
     model_->pool.pop_back();
@@ -115,6 +115,12 @@ void Forward::begin(const std::string& kind, const std::vector<at::Tensor>& inpu
 void Forward::forget_callbacks() { on_step = on_leaf = on_value = py::object(); }
 
 void Forward::leave() {
+  stop();
+  at_.clear();  // they keep the graph
+  forget_callbacks();
+}
+
+void Forward::stop() {
   if (!active_) return;
   active_ = false;
   auto& forwards = running.forwards;
@@ -132,14 +138,14 @@ void Forward::finish(const std::vector<at::Tensor>& outputs) {
   open("outputs", true);
   for (const auto& output : outputs) take(output);
   close();
-  leave();
+  stop();
   forget_callbacks();
 }
 
-// Inside of an operator, of our own doing, or in a backward pass that the forward runs: what autograd and hooks call there
-// (those of the Python recorder too) is no call of the model's.
+// Inside of an operator, of our own doing (whoever of us does it), or in a backward pass that the forward runs: what
+// autograd and hooks call there is no call of the model's.
 bool Forward::foreign() const {
-  return running.depth != base_depth_ || paused || torch::autograd::get_current_graph_task_id() != base_task_;
+  return running.depth != base_depth_ || of_our_own() || torch::autograd::get_current_graph_task_id() != base_task_;
 }
 
 void Forward::start(const at::RecordFunction& function) {
@@ -228,7 +234,7 @@ int32_t Forward::find(const at::Tensor& tensor) const {
 void Forward::take(const at::Tensor& tensor) {
   const int32_t from = source(tensor);
   step_.sources.push_back(from);
-  step_.taken.push_back(from == kNoGradient ? find_plain(tensor) : from == kExternal ? values_ - 1 : std::max(from, -1));
+  step_.taken.push_back(from == kNoGradient ? find_plain(tensor) : from == kExternal ? values_ - 1 : from);
 }
 
 int32_t Forward::find_plain(const at::Tensor& tensor) const {
@@ -261,7 +267,7 @@ void Forward::returned(const at::Tensor& tensor) {
     number_plain(tensor);
     number = values_ - 1;
   }
-  step_.given.push_back(std::max(number, -1));
+  step_.given.push_back(number);
 }
 
 // A value without a gradient has a number too: its shape is told, and perhaps its statistics.
@@ -324,8 +330,7 @@ void Forward::put(const Found& found, Level level) {
 
 // Takes the statistics of a value, and shows it to Python where that is wanted or the loops in C++ do not take it.
 void Forward::measure(const Found& found, uint8_t wanted, const Gate* gate) {
-  const bool before = paused;
-  paused = true;  // what we run ourselves is no operator of the model's
+  const OfOurOwn own;
   bool shown = (wanted & kShow) != 0;
   if ((wanted & kTake) != 0) {
     record_->values->grow(static_cast<size_t>(found.number) + 1);
@@ -347,7 +352,6 @@ void Forward::measure(const Found& found, uint8_t wanted, const Gate* gate) {
       fail(error.what());
     }
   }
-  paused = before;
 }
 
 // ---- learning ----------------------------------------------------------------------------------------------------
@@ -364,7 +368,7 @@ void Forward::note_known(const at::Tensor& value, int64_t site) {
     known = find_plain(value);
     if (known < 0) return;
   }
-  if (known >= 0) {
+  if (known != -1) {
     noted.emplace_back(known, site);
   } else {
     const auto& node = value.grad_fn();

@@ -68,7 +68,7 @@ class Forward {
   void begin(const std::string& kind, const std::vector<at::Tensor>& inputs, pybind11::object on_step,
              pybind11::object on_leaf, pybind11::object on_value);
   void finish(const std::vector<at::Tensor>& outputs);
-  void leave();  // also after an error
+  void leave();  // also after an error; nothing of the call is kept behind this
 
   void note(const at::Tensor& value, int64_t site);  // while learning
   int64_t position() const { return static_cast<int64_t>(steps_.size()); }
@@ -87,10 +87,8 @@ class Forward {
   void fail(const char* what) noexcept;  // an error of ours: nothing more is looked at
 
   std::string failed;  // the first error
-  bool paused = false;
   int64_t differs_at = -1;  // the step at which the call left all known courses
   std::vector<std::pair<int32_t, int64_t>> noted;  // value and site
-  void forget_callbacks();
   pybind11::object on_step;  // told of each step from the first difference on, and while learning
   pybind11::object on_value;  // shown a value where Python has to look at it
   pybind11::object on_leaf;  // puts a hook on a leaf tensor that is no parameter
@@ -131,6 +129,8 @@ class Forward {
   int base_depth_ = 0;
   int base_task_ = -1;
   bool foreign() const;
+  void stop();
+  void forget_callbacks();
   int32_t node_ = 0;   // of the tree: the last step
   int32_t begun_ = -1; // the step that is running
   int32_t values_ = 0; // so far

@@ -41,7 +41,7 @@ void bind_observer(py::module_& module) {
       .def(py::init<std::shared_ptr<Model>, std::shared_ptr<Record>, bool, bool>())
       .def("begin", &Forward::begin)
       .def("finish", &Forward::finish)
-      .def("leave", [](Forward& f) { f.leave(); f.forget_callbacks(); })
+      .def("leave", &Forward::leave)
       .def("note", &Forward::note)
       .def("learn", &Forward::learn)
       .def_property_readonly("position", &Forward::position)
@@ -61,12 +61,11 @@ void bind_observer(py::module_& module) {
         return found;
       })
       .def("hook_edges", &Forward::hook_edges)
-      .def_property_readonly("steps", &Forward::steps)
+      .def_property_readonly("steps", [](const Forward& f) { return std::vector<Step>(f.steps()); })  // a course keeps them, not us
       .def_property_readonly("first_values", &Forward::first_values)
       .def_readonly("differs_at", &Forward::differs_at)
       .def_readonly("noted", &Forward::noted)
-      .def_readonly("failed", &Forward::failed)
-      .def_readwrite("paused", &Forward::paused);
+      .def_readonly("failed", &Forward::failed);
 }
 
 }  // namespace fxgrad
