@@ -64,13 +64,11 @@ class Session(TorchFunctionMode):
         self._same = previous is not None
         self._values = Values()
         self._strays = Strays(modules)
-        self._inside = 0
-        self._functions = Functions()
+        self._inside, self._functions = 0, Functions()
         self._line: str | None = None
         self._given: Any = None  # to the hooked leaf that runs; None for others
         self._stack: list[tuple[Place | None, tuple[Ref | None, ...]]] = []
-        self._path = ""
-        self._type = modules.places[id(modules.root)].type
+        self._path, self._type = "", modules.places[id(modules.root)].type
         self._thread = threading.get_ident()
         self._sites = 0
         self._first_sites: list[int] = []
