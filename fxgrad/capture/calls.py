@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fxgrad.capture.captured import Call, Ref, as_constant, plain
-from fxgrad.capture.modules import ModuleMap
+from fxgrad.capture.modules import ModuleMap, Place
 from fxgrad.capture.names import op_word, operator_of
 from fxgrad.schema import Constant
 from fxgrad.torch_support.private import tampered
@@ -100,6 +100,12 @@ def leaf_facts(modules: ModuleMap, op: str, target: Any) -> tuple[bool, tuple[Co
     if place is None:
         return False, (), ()
     return op == "call_module" and tampered(place.module), *facts_of(modules, place.module)
+
+
+def given_if_hooked(place: Place, args: tuple[Any, ...], template: Callable[[Any], Any]) -> Any:
+    """What a hooked leaf module is given, before a hook may put something else in its place; None for other modules."""
+    hooked = place.leaf and not place.opaque and tampered(place.module)
+    return template(args) if hooked else None
 
 
 def facts_of(modules: ModuleMap, module: nn.Module) -> tuple[tuple[Constant, ...], tuple[str, ...]]:

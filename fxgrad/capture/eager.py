@@ -7,7 +7,6 @@ that the result is right for any model.
 
 from __future__ import annotations
 
-import functools
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from fxgrad.capture.calls import ASKS, frozen, fx_op, leaf_facts, named_arguments, same_call, word_of
+from fxgrad.capture.calls import ASKS, frozen, fx_op, given_if_hooked, leaf_facts, named_arguments, same_call, word_of
 from fxgrad.capture.captured import Call, ModuleSpan, Opaque, Output, ParameterRef, Plan, Ref, describe_output
 from fxgrad.capture.functions import Applied, Functions, given_to
 from fxgrad.capture.modules import ModuleMap, Place
@@ -65,12 +64,11 @@ class Session(TorchFunctionMode):
         self._same = previous is not None
         self._values = Values()
         self._strays = Strays(modules)
-        self._inside = 0
-        self._functions = Functions()
+        self._inside, self._functions = 0, Functions()
         self._line: str | None = None
+        self._given: Any = None  # to the hooked leaf that runs; None for others
         self._stack: list[tuple[Place | None, tuple[Ref | None, ...]]] = []
-        self._path = ""
-        self._type = modules.places[id(modules.root)].type
+        self._path, self._type = "", modules.places[id(modules.root)].type
         self._thread = threading.get_ident()
         self._sites = 0
         self._first_sites: list[int] = []
@@ -130,6 +128,7 @@ class Session(TorchFunctionMode):
             return
         with without_torch_function():
             refs = self._refs(args, {})
+            self._given = given_if_hooked(place, args, self._template)
         self._stack.append((place, refs))
         if place.leaf:
             self._look_for_hidden_code()
@@ -171,12 +170,15 @@ class Session(TorchFunctionMode):
             return
         refs = (*refs, *self._refs((), kwargs)) if kwargs else refs
         self._note_changed(args)
-        outer, self._path = self._path, place.path
-        kind, self._type = self._type, place.type
+        if self._given is not None and self._template(args) != self._given:
+            args = self._given  # a hook has put something else in its place
+        if len(self.calls) < len(self._old) and self._old[len(self.calls)].hooked != (self._given is not None):
+            self._same = False
+        outer, self._path, self._type = (self._path, self._type), place.path, place.type
         op = "external" if place.opaque else "call_module"
         word = place.path.rpartition(".")[2]
         self._add(op, place.path, word, place.path, None, refs, args, kwargs, found)
-        self._path, self._type = outer, kind
+        self._path, self._type = outer
 
     # ---- functions ------------------------------------------------------------------------------------------
 
@@ -232,7 +234,7 @@ class Session(TorchFunctionMode):
         enabled = torch.is_grad_enabled()
         if old is None or not same_call(old, stem, func, refs, found):
             self._same = False
-            template = functools.partial(self._values.template, named=self._unknown)
+            template = self._template
             if op == "call":
                 op, target = fx_op(func, word)
             old = Call(
@@ -254,6 +256,9 @@ class Session(TorchFunctionMode):
             self.recording.values.called(self.calls, found, self._sites, (args, kwargs))
         for output, (position, tensor) in zip(old.outputs, found, strict=True):
             self._bind(Ref(number, position), tensor, output)
+
+    def _template(self, value: Any) -> Any:
+        return self._values.template(value, self._unknown)
 
     def _begins(self) -> None:
         if self.beside is not None:

@@ -15,7 +15,7 @@ from fxgrad.record.recorder import Kept, Recorder
 from fxgrad.record.scaling import Reading, Scales
 from fxgrad.record.updates import Step, Updates
 from fxgrad.schema import GradientFlow, OptimizerFacts
-from fxgrad.torch_support.private import version_of
+from fxgrad.torch_support.private import version_of, without_dispatch_modes, without_torch_function
 
 if TYPE_CHECKING:
     from fxgrad.probes.recording import Recording
@@ -107,10 +107,11 @@ class Training:
 
     def _began(self, event: int) -> None:
         try:
-            for one in self._optimizers:
-                one.begins(event)
-            if self._scales is not None:
-                self._scales.note(event, self._calls)
+            with without_torch_function(), without_dispatch_modes():
+                for one in self._optimizers:
+                    one.begins(event)
+                if self._scales is not None:
+                    self._scales.note(event, self._calls)
         except Exception:  # noqa: BLE001  # the user's backward must go on; the event has no loss scale then
             self._recorder.began = None
 

@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from fxgrad.record.changes import Layout, Measured, Settings, joint_norm
 from fxgrad.record.recorder import HISTORY
 from fxgrad.schema import StepFacts, Update
+from fxgrad.torch_support.private import without_dispatch_modes, without_torch_function
 
 _ASKED = 4  # parameters that are asked whether their gradient is still in the same memory
 
@@ -155,7 +156,7 @@ class Updates:
         self._failed = False
         self._optimizer = weakref.ref(optimizer)
         # What torch.compile makes of a step must not contain us.
-        before, after = map(torch.compiler.disable, (self._before, self._after))
+        before, after = map(torch.compiler.disable, (_unseen(self._before), _unseen(self._after)))
         self._handles = (optimizer.register_step_pre_hook(before), optimizer.register_step_post_hook(after))
 
     def remove(self) -> None:
@@ -255,6 +256,16 @@ class Updates:
             warnings.warn(message, RuntimeWarning, stacklevel=2)
         except RuntimeWarning:  # warnings are errors here; a training step must not end on this one
             return
+
+
+def _unseen(hook: Callable[..., None]) -> Callable[..., None]:
+    """``hook`` with operators of its own that no mode of the user's sees."""
+
+    def hidden(*args: Any) -> None:
+        with without_torch_function(), without_dispatch_modes():
+            hook(*args)
+
+    return hidden
 
 
 def _kept(setting: Any) -> Any:

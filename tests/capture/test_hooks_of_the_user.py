@@ -91,3 +91,28 @@ def test_on_an_argument(*, computed: bool, native: bool) -> None:
             model(X, own).square().sum().backward()
             site = next(site for site in watch.flow().sites if site.key == "input:own")
             assert site.l2_norm == pytest.approx(arrivals.norms[-1])
+
+
+def halved(module: nn.Module, args: tuple[Tensor]) -> tuple[Tensor]:
+    del module
+    return (args[0] * 0.5,)
+
+
+@pytest.mark.parametrize("native", [False, True])
+@pytest.mark.parametrize("put_at", [0, 2])
+def test_a_module_consumes_what_it_was_given_whenever_a_hook_replaced_it(put_at: int, *, native: bool) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2))
+    arrived: list[float] = []
+    with fxgrad.watch(model, native=native, sites="edge") as watch:
+        for step in range(5):
+            if step == put_at:
+                model[2].register_forward_pre_hook(halved)
+            model(X).square().mean().backward()
+    with torch.enable_grad():
+        hidden = model[1](model[0](X))
+        hidden.register_hook(lambda gradient: arrived.append(float(gradient.norm())))
+        model[2](hidden).square().mean().backward()
+    edges = {(edge.producer, edge.consumer.key): edge.l2_norm for edge in watch.flow().edges}
+    assert list(edges) == [("input:input", "0"), ("0", "1"), ("1", "2"), ("2", "output")]
+    assert edges["1", "2"] == pytest.approx(arrived[0])
