@@ -18,7 +18,8 @@ from torch import Tensor
 from fxgrad.capture.captured import Plan
 from fxgrad.capture.eager import Session
 from fxgrad.capture.modules import ModuleMap
-from fxgrad.courses.deviation import PARAMETERS, Deviation, Found, Where, by_operator
+from fxgrad.courses.deviation import PARAMETERS, Deviation, Found, by_operator
+from fxgrad.courses.finding import Where
 from fxgrad.courses.edges import pieces_of
 from fxgrad.courses.runs import Following, Learning, Prepared, input_tensors
 from fxgrad.courses.values import unfit, wanted
@@ -286,7 +287,7 @@ class Observer:
         else:
             self._relearn = _AGAIN
             base, native = self.courses[run.native.plan_nearby], run.native
-            found = Deviation(base, native.differs_at, native.steps, run.where, native.values, recording.sizes)
+            found = Deviation(base, native.differs_at, native.steps, run.where, native.values, recording.sizes, run.given)
             recording.deviation = found
             graph = by_operator(found)
             _use(recording, graph)
