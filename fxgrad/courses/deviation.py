@@ -194,7 +194,7 @@ class _Rebuilt:
                     self._external(value, step)
 
     def _external(self, value: int, user: Any) -> None:
-        """What a function with a backward of its own returned, if there is one only that it can be; else from nowhere."""
+        """What a function with a backward of its own returned, if it can be one only; else it is from nowhere."""
         output = self._output("", value, torch.float32, requires_grad=True)
         if len(self.applied) == 1:
             step, where = self.applied.pop()
@@ -238,7 +238,7 @@ class _Rebuilt:
             named = {
                 wanted[site]: ("", *facts)
                 for known, step in pairs
-                for value, facts in zip(known.given, zip(step.given, step.dtypes(), step.outputs, strict=True), strict=True)
+                for value, *facts in zip(known.given, step.given, step.dtypes(), step.outputs, strict=True)
                 if 0 <= value < len(base.slots)
                 for site in base.slots[value]
                 if site in wanted
@@ -303,9 +303,7 @@ class _Rebuilt:
     def _found(self, plan: Plan, kept: int) -> Found:
         base = self.deviation.base
         numbers = plan.site_numbers
-        sites = {
-            value: tuple(numbers[ref] for ref in names if ref in numbers) for value, names in self.names.items()
-        }
+        sites = {value: tuple(numbers[ref] for ref in names if ref in numbers) for value, names in self.names.items()}
         slots = tuple(sites.get(value, ()) for value in range(self.deviation.values))
         parameters = {PARAMETERS - value: found for value, found in sites.items() if value <= PARAMETERS}
         without = frozenset(

@@ -56,7 +56,9 @@ class Finder:
             called = module_called_in(frame)
             if called is root:
                 break
-            if called is not None and not module_has_returned(frame):  # its own forward hooks run in the module around it
+            if called is not None and not module_has_returned(
+                frame
+            ):  # its own forward hooks run in the module around it
                 place = self._modules.places.get(id(called))
                 if place is not None and place.module is called:
                     places.append((place, frame))

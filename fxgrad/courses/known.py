@@ -19,8 +19,8 @@ from fxgrad.capture.captured import Plan
 from fxgrad.capture.eager import Session
 from fxgrad.capture.modules import ModuleMap
 from fxgrad.courses.deviation import PARAMETERS, Deviation, Found, by_operator
-from fxgrad.courses.finding import Where
 from fxgrad.courses.edges import pieces_of
+from fxgrad.courses.finding import Where
 from fxgrad.courses.runs import Following, Learning, Prepared, input_tensors
 from fxgrad.courses.values import unfit, wanted
 from fxgrad.probes.edges import EdgeNotes, hook_edges
@@ -189,19 +189,13 @@ class Observer:
         if any(call.op == "external" and call.path in self._opaque() for call in plan.calls):
             self.refused = "compiled or scripted modules run in another way beside the Python recorder"
             return
-        slots: list[list[int]] = [[] for _ in range(forward.values)]
-        parameters: dict[int, list[int]] = {}
         noted = [(value, site) for value, site in forward.noted if value >= 0]
-        for value, site in forward.noted:
-            if value >= 0:
-                slots[value].append(site)
-            else:
-                parameters.setdefault(PARAMETERS - value, []).append(site)
+        slots, parameters = _by_value(forward.noted, forward.values)
         if parameters and _has_passed(recording):
             self.refused = "a backward pass inside of the forward came to a parameter that a call returned"
             return
         course = Course(
-            plan, tuple(map(tuple, slots)), tuple(session.ranges), where, forward.steps, forward.first_values,
+            plan, slots, tuple(session.ranges), where, forward.steps, forward.first_values,
             frozenset(recording.not_required), frozenset(recording.untold), dict(recording.same), parameters,
         )  # fmt: skip
         number = forward.learn(len(self.courses))
@@ -287,7 +281,9 @@ class Observer:
         else:
             self._relearn = _AGAIN
             base, native = self.courses[run.native.plan_nearby], run.native
-            found = Deviation(base, native.differs_at, native.steps, run.where, native.values, recording.sizes, run.given)
+            found = Deviation(
+                base, native.differs_at, native.steps, run.where, native.values, recording.sizes, run.given
+            )
             recording.deviation = found
             graph = by_operator(found)
             _use(recording, graph)
@@ -311,6 +307,20 @@ def _has_passed(recording: Recording) -> bool:
 def _use(recording: Recording, found: Found) -> None:
     recording.plan, recording.slots = found.plan, found.slots
     recording.not_required, recording.same = set(found.not_required), found.same
+
+
+def _by_value(
+    noted: Sequence[tuple[int, int]], values: int
+) -> tuple[tuple[tuple[int, ...], ...], dict[int, list[int]]]:
+    """The sites of each value, and of each parameter that is one."""
+    slots: list[list[int]] = [[] for _ in range(values)]
+    parameters: dict[int, list[int]] = {}
+    for value, site in noted:
+        if value >= 0:
+            slots[value].append(site)
+        else:
+            parameters.setdefault(PARAMETERS - value, []).append(site)
+    return tuple(map(tuple, slots)), parameters
 
 
 def _sites_at(course: Course, leaf: int) -> tuple[int, ...]:

@@ -53,8 +53,7 @@ class LeafHook:
         task = current_backward()
         for number, (ref, entry) in enumerate(self.calls, 1):
             recording = ref()
-            site = -1 if recording is None else entry.site()
-            if site < 0:
+            if recording is None or (site := entry.site()) < 0:
                 continue
             if recording.task == task or (not recording.computed and number == len(self.calls)):
                 recording.sink.observe(recording, site, gradient)
