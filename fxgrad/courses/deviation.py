@@ -10,95 +10,19 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import CodeType, FrameType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from fxgrad.capture.captured import Call, ModuleSpan, Output, Plan, Ref, SiteSpec
-from fxgrad.capture.modules import ModuleMap, Place
-from fxgrad.capture.names import canonical, of_a_library
-from fxgrad.torch_support.private import module_called_in
+from fxgrad.capture.names import canonical
+from fxgrad.courses.finding import Around, Where
 
 if TYPE_CHECKING:
     from fxgrad.courses.known import Course
 
 _EXTERNAL = -2  # a source that no operator made, as the observer marks it
 PARAMETERS = -16  # the first parameter, as it numbers them; the others are below
-
-
-class Around(NamedTuple):
-    """A module that an operator ran in.  Not the module itself: one that is replaced is to go."""
-
-    path: str
-    type: str
-    leaf: bool
-
-
-class Where(NamedTuple):
-    """From where an operator was called.
-
-    ``path`` and ``type`` of the innermost module (of the leaf, if it is inside of one); ``call``: operators with the
-    same number ran in one call of a leaf; ``source``: the line of the user's; ``chain``: all modules around it, the
-    innermost first.
-    """
-
-    path: str
-    type: str
-    leaf: bool
-    call: int
-    source: str | None
-    chain: tuple[Around, ...]
-
-
-class Finder:
-    """Finds out from the Python frames where an operator is called."""
-
-    def __init__(self, modules: ModuleMap) -> None:
-        self._modules = modules
-        self._libraries: dict[CodeType, bool] = {}
-        self._frame: FrameType | None = None  # of the latest leaf; held, so that no other gets its place
-        self._calls = 0
-
-    def find(self, frame: FrameType | None) -> Where:
-        """Of the operator that is running; ``frame`` is the innermost one that may be the user's."""
-        places: list[tuple[Place, FrameType]] = []
-        source = None
-        root = self._modules.root
-        while frame is not None:
-            called = module_called_in(frame)
-            if called is root:
-                break
-            if called is not None:
-                place = self._modules.places.get(id(called))
-                if place is not None and place.module is called:
-                    places.append((place, frame))
-            elif source is None and not self._of_a_library(frame.f_code):
-                source = f"{frame.f_code.co_filename}:{frame.f_lineno}"
-            frame = frame.f_back
-        found = self._where(places, source)
-        del places, frame
-        return found
-
-    def _where(self, places: Sequence[tuple[Place, FrameType]], source: str | None) -> Where:
-        leaf = next((n for n in reversed(range(len(places))) if places[n][0].leaf), None)
-        if leaf is None or places[leaf][1] is not self._frame:
-            self._calls += 1
-            self._frame = None if leaf is None else places[leaf][1]
-        chain = tuple(Around(place.path, place.type, place.leaf) for place, _ in places[leaf or 0 :])
-        if not chain:
-            return Where("", type(self._modules.root).__name__, leaf=False, call=self._calls, source=source, chain=())
-        return Where(chain[0].path, chain[0].type, leaf is not None, self._calls, source, chain)
-
-    def done(self) -> None:
-        """The forward has returned."""
-        self._frame = None
-
-    def _of_a_library(self, code: CodeType) -> bool:
-        known = self._libraries.get(code)
-        if known is None:
-            known = self._libraries[code] = of_a_library(code.co_filename)
-        return known
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +35,7 @@ class Deviation:
         steps, where: the operators from there on, and from where they were called.
         values: how many values appeared.
         sizes: of them.
+        given: values that the leaf module was given that the first of these operators ran in.
         leaves: by value or parameter that is a leaf, its sites: its hooks have these names.
     """
 
@@ -120,6 +45,7 @@ class Deviation:
     where: Sequence[Where | None]
     values: int
     sizes: Any
+    given: frozenset[int]
     leaves: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
     def ran(self, course: Course) -> bool:
@@ -158,14 +84,25 @@ def by_operator(deviation: Deviation) -> Found:
     made = _Rebuilt(deviation)
     kept, start = made.keep()
     base = deviation.base
-    steps = [*base.steps[start : deviation.differs_at], *deviation.steps]
-    where = [*base.where[start : deviation.differs_at], *deviation.where]
-    made.follow(list(zip(steps[:-1], where, strict=False)))
-    return made.finished(steps[-1], kept)
+    at = deviation.differs_at
+    known = list(zip(base.steps[start:at], base.where[start:at], strict=False))
+    made.follow(known, list(zip(deviation.steps[:-1], deviation.where, strict=False)), deviation.steps[-1])
+    return made.finished(deviation.steps[-1], kept)
 
 
 _NOWHERE = Where("", "", leaf=False, call=-1, source=None, chain=())
-_Operator = tuple[Any, "Where | None"]
+_Operator = tuple[Any, Where | None]
+_Returned = tuple[str, int, torch.dtype, int]  # position, value, and as of a step's outputs
+
+
+def _is_function(step: Any) -> bool:
+    """Whether a step is a function with a backward of its own, of which the observer sees no result."""
+    return "::" not in step.name and not step.outputs and step.grad_mode and any(s != -1 for s in step.sources)
+
+
+def _all(step: Any) -> list[_Returned]:
+    facts = list(zip(step.given, step.dtypes(), step.outputs, strict=True))
+    return [(f"[{n}]" if len(facts) > 1 else "", *one) for n, one in enumerate(facts)]
 
 
 @dataclass(slots=True)
@@ -177,6 +114,9 @@ class _Rebuilt:
     chains: list[tuple[Around, ...]] = field(default_factory=list)
     refs: dict[int, Ref] = field(default_factory=dict)  # by value, its latest name
     names: dict[int, list[Ref]] = field(default_factory=dict)  # by value, all that it is
+    goes_on: bool = False  # whether the first operator that differs is one of the leaf call that the others ended in
+    applied: list[tuple[Any, Where]] = field(default_factory=list)  # functions whose results nobody has used yet
+    last_use: dict[int, int] = field(default_factory=dict)  # by value, the number of the operator
 
     def keep(self) -> tuple[int, int]:
         """The calls that ended before the difference; how many, and the operator at which the others begin."""
@@ -184,7 +124,8 @@ class _Rebuilt:
         start = at
         for call, (begin, end) in zip(base.plan.calls, base.ranges, strict=True):
             placeholder = call.op == "placeholder"
-            if not placeholder and (call.op == "output" or end > at or begin >= at):
+            self.goes_on = self._goes_on(call, begin, end)
+            if not placeholder and (call.op == "output" or end > at or begin >= at or self.goes_on):
                 start = min(begin, at)
                 break
             self.calls.append(call)
@@ -198,52 +139,131 @@ class _Rebuilt:
                     self._name(value, Ref(spec.call, spec.output.position))
         return len(self.calls), start
 
+    def _goes_on(self, call: Call, begin: int, end: int) -> bool:
+        """Whether the first operator that differs is one of this call of a leaf module, and of no second call of it."""
+        deviation = self.deviation
+        first, at = deviation.where[0], deviation.differs_at
+        if call.op != "call_module" or first is None or not first.leaf or first.path != call.target:
+            return False
+        made = {value for step in deviation.base.steps[begin:at] for value in step.given if value >= 0}
+        if not begin < at <= end or made & deviation.given:
+            return False
+        return at < end or not made.isdisjoint(deviation.steps[0].taken)
+
     def _name(self, value: int, ref: Ref) -> None:
         if value >= 0 or value <= PARAMETERS:
             self.refs[value] = ref
             self.names.setdefault(value, []).append(ref)
 
-    def follow(self, operators: Sequence[_Operator]) -> None:
+    def follow(self, known: Sequence[_Operator], new: Sequence[_Operator], outputs: Any) -> None:
         """The calls behind the difference: one for each call of a leaf module, one for each other operator."""
+        operators = [*known, *new]
+        for number, step in enumerate([*(step for step, _ in operators), outputs]):
+            self.last_use.update(dict.fromkeys(step.taken, number))
+        latest, first = known[-1][1] if known else None, new[0][1] if new else None
 
-        def group(operator: _Operator) -> Any:
-            where = operator[1]
-            return where.call if where is not None and where.leaf else object()
+        def group(numbered: tuple[int, _Operator]) -> Any:
+            number, (_, where) = numbered
+            if where is None or not where.leaf:
+                return object()
+            if number < len(known):
+                return "known", where.call
+            goes_on = self.goes_on and latest is not None and first is not None and where.call == first.call
+            return ("known", latest.call) if goes_on and latest is not None else ("new", where.call)
 
-        for _, found in itertools.groupby(operators, group):
+        for _, found in itertools.groupby(enumerate(operators), group):
             run = list(found)
-            self._externals(run)
-            if any(step.outputs for step, _ in run):
-                self._call([step for step, _ in run], run[0][1] or _NOWHERE)
+            self._call([operator for _, operator in run], run[-1][0] + 1)
 
-    def _externals(self, operators: Sequence[_Operator]) -> None:
+    def _call(self, run: Sequence[_Operator], end: int) -> None:
+        """One call that ran these operators, the last of which has the number before ``end``."""
+        steps, where = [step for step, _ in run], run[0][1] or _NOWHERE
+        functions = [step for step in steps if _is_function(step)]
+        if not (where.leaf and functions):  # else what they returned may be its own
+            self._externals(steps)
+        if any(step.outputs for step in steps):
+            self._known_operators(steps, where, end)
+        else:
+            self.applied += [(step, where) for step in functions]
+
+    def _externals(self, steps: Sequence[Any]) -> None:
         """Values that no operator made get a node when they are first used."""
-        for step, where in operators:
+        for step in steps:
             for source, value in zip(step.sources, step.taken, strict=True):
                 if source == _EXTERNAL:
-                    place = where or _NOWHERE
-                    output = self._output("", value, torch.float32, requires_grad=True)
-                    self._append(place, "external", "external", f"{place.path}/external", (), (output,), step.grad_mode)
-                    self._name(value, Ref(len(self.calls) - 1, ""))
+                    self._external(value, step)
 
-    def _call(self, steps: Sequence[Any], where: Where) -> None:
+    def _external(self, value: int, user: Any) -> None:
+        """What a function with a backward of its own returned, if it can be one only; else it is from nowhere."""
+        output = self._output("", value, torch.float32, requires_grad=True)
+        if len(self.applied) == 1:
+            step, where = self.applied.pop()
+            refs = tuple(dict.fromkeys(self.refs[taken] for taken in step.taken if taken in self.refs))
+            op, word = ("call_module", where.path.rpartition(".")[2]) if where.leaf else ("external", step.name)
+            stem = where.path if where.leaf else f"{where.path}/{word}"
+            self._append(where, op, word, stem, refs, (output,), user.grad_mode)
+        else:
+            where = _NOWHERE._replace(type=self.deviation.base.plan.spans[-1].type)
+            self._append(where, "external", "external", "/external", (), (output,), user.grad_mode)
+        self._name(value, Ref(len(self.calls) - 1, ""))
+
+    def _known_operators(self, steps: Sequence[Any], where: Where, end: int) -> None:
         last = next(step for step in reversed(steps) if step.outputs)
         inner = {value for step in steps for value in step.given}
         taken = dict.fromkeys(v for step in steps for v in step.taken if v not in inner and v in self.refs)
         refs = tuple(self.refs[value] for value in taken)
-        several = len(last.outputs) > 1
-        positions = [f"[{n}]" if several else "" for n in range(len(last.outputs))]
+        named = (where.leaf and (self._as_before(steps, where) or self._used(steps, end))) or _all(last)
         outputs = tuple(
-            self._output(position, value, dtype, requires_grad=bool(code % 2))
-            for position, value, dtype, code in zip(positions, last.given, last.dtypes(), last.outputs, strict=True)
+            self._output(position, value, dtype, requires_grad=bool(code % 2)) for position, value, dtype, code in named
         )
         word = canonical(last.name.rpartition("::")[2])
         if where.leaf:
             self._append(where, "call_module", where.path.rpartition(".")[2], where.path, refs, outputs, last.grad_mode)
         else:
             self._append(where, "call_function", word, f"{where.path}/{word}", refs, outputs, last.grad_mode)
-        for position, value in zip(positions, last.given, strict=True):
+        for position, value, _, _ in named:
             self._name(value, Ref(len(self.calls) - 1, position))
+
+    def _as_before(self, steps: Sequence[Any], where: Where) -> list[_Returned]:
+        """What a leaf returned, where a known call of it ran the same operators; nothing where none did."""
+        base = self.deviation.base
+        for number, (call, (begin, end)) in enumerate(zip(base.plan.calls, base.ranges, strict=True)):
+            if call.op != "call_module" or call.target != where.path or end - begin != len(steps):
+                continue
+            pairs = list(zip(base.steps[begin:end], steps, strict=True))
+            if any((one.name, one.outputs) != (other.name, other.outputs) for one, other in pairs):
+                continue
+            sites = base.plan.site_numbers
+            wanted = {sites.get(Ref(number, output.position)): output.position for output in call.outputs}
+            named = {
+                wanted[site]: ("", *facts)
+                for known, step in pairs
+                for value, *facts in zip(known.given, step.given, step.dtypes(), step.outputs, strict=True)
+                if 0 <= value < len(base.slots)
+                for site in base.slots[value]
+                if site in wanted
+            }
+            found: list[_Returned] = []
+            for output in call.outputs:
+                if output.position in named:
+                    found.append((output.position, *named[output.position][1:]))
+                elif output.differentiable:
+                    break
+                else:
+                    found.append((output.position, -1, output.dtype, 0))
+            else:
+                return found
+        return []
+
+    def _used(self, steps: Sequence[Any], end: int) -> list[_Returned]:
+        """What a leaf made and others use: it has returned that."""
+        found = {
+            value: (value, dtype, code)
+            for step in steps
+            for value, dtype, code in zip(step.given, step.dtypes(), step.outputs, strict=True)
+            if value >= 0 and self.last_use.get(value, -1) >= end
+        }
+        return [(f"[{n}]" if len(found) > 1 else "", *one) for n, one in enumerate(found.values())]
 
     def _output(self, position: str, value: int, dtype: torch.dtype, *, requires_grad: bool) -> Output:
         shape = tuple(self.deviation.sizes.at(value)) if value >= 0 else ()
@@ -267,7 +287,7 @@ class _Rebuilt:
     def finished(self, outputs: Any, kept: int) -> Found:
         """With what the model returned."""
         base = self.deviation.base
-        self._externals([(outputs, None)])
+        self._externals([outputs])
         refs = tuple(self.refs[value] for value in outputs.taken if value in self.refs)
         args: Any = refs if len(refs) == 1 else (refs,)
         self.calls.append(replace(base.plan.calls[-1], refs=refs, args=args))

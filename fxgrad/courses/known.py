@@ -18,8 +18,9 @@ from torch import Tensor
 from fxgrad.capture.captured import Plan
 from fxgrad.capture.eager import Session
 from fxgrad.capture.modules import ModuleMap
-from fxgrad.courses.deviation import PARAMETERS, Deviation, Found, Where, by_operator
+from fxgrad.courses.deviation import PARAMETERS, Deviation, Found, by_operator
 from fxgrad.courses.edges import pieces_of
+from fxgrad.courses.finding import Where
 from fxgrad.courses.runs import Following, Learning, Prepared, input_tensors
 from fxgrad.courses.values import unfit, wanted
 from fxgrad.probes.edges import EdgeNotes, hook_edges
@@ -188,7 +189,8 @@ class Observer:
         if any(call.op == "external" and call.path in self._opaque() for call in plan.calls):
             self.refused = "compiled or scripted modules run in another way beside the Python recorder"
             return
-        noted, slots, parameters = _sites_of(forward)
+        noted = [(value, site) for value, site in forward.noted if value >= 0]
+        slots, parameters = _by_value(forward.noted, forward.values)
         if parameters and _has_passed(recording):
             self.refused = "a backward pass inside of the forward came to a parameter that a call returned"
             return
@@ -279,7 +281,9 @@ class Observer:
         else:
             self._relearn = _AGAIN
             base, native = self.courses[run.native.plan_nearby], run.native
-            found = Deviation(base, native.differs_at, native.steps, run.where, native.values, recording.sizes)
+            found = Deviation(
+                base, native.differs_at, native.steps, run.where, native.values, recording.sizes, run.given
+            )
             recording.deviation = found
             graph = by_operator(found)
             _use(recording, graph)
@@ -300,22 +304,23 @@ def _has_passed(recording: Recording) -> bool:
     return recording.task is not None or any(kept.recording is recording for kept in tuple(recording.sink.history))
 
 
-def _sites_of(forward: Any) -> tuple[list[tuple[int, int]], tuple[tuple[int, ...], ...], dict[int, list[int]]]:
-    """What was noted of values; the sites of each value, and of each parameter that a call returned."""
-    slots: list[list[int]] = [[] for _ in range(forward.values)]
+def _use(recording: Recording, found: Found) -> None:
+    recording.plan, recording.slots = found.plan, found.slots
+    recording.not_required, recording.same = set(found.not_required), found.same
+
+
+def _by_value(
+    noted: Sequence[tuple[int, int]], values: int
+) -> tuple[tuple[tuple[int, ...], ...], dict[int, list[int]]]:
+    """The sites of each value, and of each parameter that is one."""
+    slots: list[list[int]] = [[] for _ in range(values)]
     parameters: dict[int, list[int]] = {}
-    noted = [(value, site) for value, site in forward.noted if value >= 0]
-    for value, site in forward.noted:
+    for value, site in noted:
         if value >= 0:
             slots[value].append(site)
         else:
             parameters.setdefault(PARAMETERS - value, []).append(site)
-    return noted, tuple(map(tuple, slots)), parameters
-
-
-def _use(recording: Recording, found: Found) -> None:
-    recording.plan, recording.slots = found.plan, found.slots
-    recording.not_required, recording.same = set(found.not_required), found.same
+    return tuple(map(tuple, slots)), parameters
 
 
 def _sites_at(course: Course, leaf: int) -> tuple[int, ...]:

@@ -15,7 +15,8 @@ from fxgrad.capture.calls import named_arguments
 from fxgrad.capture.captured import Plan
 from fxgrad.capture.eager import Session
 from fxgrad.capture.modules import ModuleMap
-from fxgrad.courses.deviation import PARAMETERS, Finder, Where
+from fxgrad.courses.deviation import PARAMETERS
+from fxgrad.courses.finding import Finder, Where
 from fxgrad.probes.leaves import Entry
 from fxgrad.probes.recording import Recording
 from fxgrad.record.native import LEVELS
@@ -66,6 +67,7 @@ class Run:
     def __init__(self, modules: ModuleMap) -> None:
         self.native: Any = None
         self.where: list[Where | None] = []
+        self.given: frozenset[int] = frozenset()
         self.error: Exception | str | None = None
         self._modules = modules
         self._finder: Finder | None = None
@@ -99,7 +101,10 @@ class Run:
         with self.noting():
             if self._finder is None:
                 self._finder = Finder(self._modules)
-            self.where.append(self._finder.find(sys._getframe(1)))  # noqa: SLF001  # inspect.stack() reads source files
+            where = self._finder.find(sys._getframe(1))  # noqa: SLF001  # inspect.stack() reads source files
+            if not self.where:
+                self.given = frozenset(self.native.value_of(tensor) for tensor in self._finder.given())
+            self.where.append(where)
 
 
 class Learning(Run):

@@ -56,10 +56,7 @@ class LeafHook:
         task = current_backward()
         for number, (ref, entry) in enumerate(self.calls, 1):
             recording = ref()
-            if recording is None:
-                continue
-            site = entry.site()
-            if site < 0:
+            if recording is None or (site := entry.site()) < 0:
                 continue
             if recording.task == task or (not recording.computed and number == len(self.calls)):
                 recording.sink.observe(recording, site, gradient)

@@ -359,6 +359,11 @@ def module_called_in(frame: types.FrameType) -> Any:
     return frame.f_locals.get("self") if frame.f_code is _CALL_CODE else None
 
 
+def module_has_returned(frame: types.FrameType) -> bool:
+    """Whether the forward of the module whose call ``frame`` is has returned: its forward hooks are running."""
+    return frame.f_code is _CALL_CODE and frame.f_locals.get("result") is not None
+
+
 def compiled_autograd_on() -> bool:
     """Whether backward passes are compiled now (``torch._dynamo.compiled_autograd``), which takes Python hooks only.
 

@@ -170,9 +170,7 @@ void Forward::tell() {
   on_step(step_.name);
 }
 
-void Forward::fail(const char* what) noexcept {
-  failed = *what == 0 ? "?" : what;
-}
+void Forward::fail(const char* what) noexcept { failed = *what == 0 ? "?" : what; }
 
 void Forward::end(const at::RecordFunction& function) {
   if (foreign()) return;
