@@ -66,7 +66,7 @@ class Session(TorchFunctionMode):
         self._strays = Strays(modules)
         self._inside, self._functions = 0, Functions()
         self._line: str | None = None
-        self._given: Any = None  # to the hooked leaf that runs; None for others
+        self._handed: Any = None  # to the hooked leaf that runs; None for others
         self._stack: list[tuple[Place | None, tuple[Ref | None, ...]]] = []
         self._path, self._type = "", modules.places[id(modules.root)].type
         self._thread = threading.get_ident()
@@ -128,7 +128,7 @@ class Session(TorchFunctionMode):
             return
         with without_torch_function():
             refs = self._refs(args, {})
-            self._given = given_if_hooked(place, args, self._template)
+            self._handed = given_if_hooked(place, args, self._template)
         self._stack.append((place, refs))
         if place.leaf:
             self._look_for_hidden_code()
@@ -170,9 +170,9 @@ class Session(TorchFunctionMode):
             return
         refs = (*refs, *self._refs((), kwargs)) if kwargs else refs
         self._note_changed(args)
-        if self._given is not None and self._template(args) != self._given:
-            args = self._given  # a hook has put something else in its place
-        if len(self.calls) < len(self._old) and self._old[len(self.calls)].hooked != (self._given is not None):
+        if self._handed is not None and self._template(args) != self._handed:
+            args = self._handed  # a hook has put something else in its place
+        if len(self.calls) < len(self._old) and self._old[len(self.calls)].hooked != (self._handed is not None):
             self._same = False
         outer, self._path, self._type = (self._path, self._type), place.path, place.type
         op = "external" if place.opaque else "call_module"
