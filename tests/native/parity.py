@@ -15,7 +15,7 @@ from fxgrad.errors import NoFlowError
 from fxgrad.schema import GradientFlow, Node, Statistics
 from tests.runs import RunResult, plain_run, run_differences
 
-RELATIVE = 3e-4  # plain torch adds up millions of float32 squares in float32
+RELATIVE = 1e-3  # plain torch adds up millions of float32 squares in float32
 
 
 @dataclasses.dataclass
