@@ -1,7 +1,7 @@
 """What a front end writes down, and how nodes, sites and edges are made of it.
 
 A front end appends one ``Call`` per node in the order of execution.  A value is a ``Ref``: the number of the call that
-returned it and its position in the output.  ``Plan`` turns the calls into the schema's nodes and sites, lazily,
+returned it and its position in the output.  ``CallGraph`` turns the calls into the schema's nodes and sites, lazily,
 because a training step needs neither.
 """
 
@@ -135,7 +135,7 @@ class SiteSpec:
 
 
 @dataclass
-class Plan:
+class CallGraph:
     """The graph of one forward call, shared by all forward calls that ran the same way.
 
     Attributes:

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, fx
 
-from fxgrad.capture.agreement import node_word
 from fxgrad.capture.calls import facts_of
 from fxgrad.capture.calls import frozen as all_frozen
-from fxgrad.capture.captured import Call, Output, ParameterRef, Plan, Ref, constant
+from fxgrad.capture.captured import Call, CallGraph, Output, ParameterRef, Ref, constant
+from fxgrad.capture.compare import node_word
 from fxgrad.capture.dynamo_notes import Owner, Place, argument_of, leaf_of, owner_of, source_of, tensor_at
 from fxgrad.capture.modules import ModuleMap
 from fxgrad.capture.modules import Place as ModulePlace
@@ -207,7 +207,7 @@ class _Reader:
 class Joined:
     """The plan of a forward through fragments; ``numbers[i]`` maps site numbers of the plan to those of run i."""
 
-    plan: Plan
+    plan: CallGraph
     numbers: list[dict[int, int]]
 
 
@@ -228,7 +228,7 @@ def join(
     for made, links, bound in runs:
         joiner.add(made, links, bound)
     joiner.finish()
-    return Joined(Plan(joiner.calls, []), joiner.numbers)
+    return Joined(CallGraph(joiner.calls, []), joiner.numbers)
 
 
 class _Joiner:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from fxgrad.capture.calls import ASKS, frozen, fx_op, given_if_hooked, leaf_facts, named_arguments, same_call, word_of
-from fxgrad.capture.captured import Call, ModuleSpan, Opaque, Output, ParameterRef, Plan, Ref, describe_output
+from fxgrad.capture.captured import Call, CallGraph, ModuleSpan, Opaque, Output, ParameterRef, Ref, describe_output
 from fxgrad.capture.functions import Applied, Functions, given_to
 from fxgrad.capture.modules import ModuleMap, Place
 from fxgrad.capture.names import METADATA, source_line
@@ -48,7 +48,7 @@ class Session(TorchFunctionMode):
     """
 
     def __init__(
-        self, modules: ModuleMap, recording: Any, put: Callable[..., Any], previous: Plan | None, beside: Any = None
+        self, modules: ModuleMap, recording: Any, put: Any, previous: CallGraph | None, beside: Any = None
     ) -> None:  # fmt: skip
         super().__init__()
         self.modules = modules
@@ -75,7 +75,7 @@ class Session(TorchFunctionMode):
         self.hidden = self.asked = False
         self._sequence, self._began = -1, 0
         if getattr(recording, "rewriting", None) is not None:
-            recording.partial = lambda: Plan(list(self.calls), list(self.spans), self.lost)
+            recording.partial = lambda: CallGraph(list(self.calls), list(self.spans), self.lost)
 
     # ---- entering and leaving -------------------------------------------------------------------------------
 
@@ -110,7 +110,7 @@ class Session(TorchFunctionMode):
             self.previous.hidden |= self.hidden
             self.recording.plan = self.previous
         else:
-            self.recording.plan = Plan(self.calls, self.spans, self.lost, set(), self.hidden, self.asked)
+            self.recording.plan = CallGraph(self.calls, self.spans, self.lost, set(), self.hidden, self.asked)
         self.recording.partial = None
 
     # ---- modules --------------------------------------------------------------------------------------------

@@ -9,8 +9,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, fx
 
-from fxgrad.capture.agreement import facts_of, is_probe, node_stem, node_word
 from fxgrad.capture.captured import ModuleSpan, Ref
+from fxgrad.capture.compare import facts_of, is_probe, node_stem, node_word
 from fxgrad.capture.containers import Rebuild
 from fxgrad.capture.eager import Session
 from fxgrad.capture.names import METADATA

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from fxgrad.capture.agreement import node_word
 from fxgrad.capture.calls import positional_names
+from fxgrad.capture.compare import node_word
 from fxgrad.capture.modules import ModuleMap
 from fxgrad.capture.names import METADATA
 from fxgrad.capture.proxies import set_grad

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fxgrad.probes.recording import Recording
+from fxgrad.probes.forward_record import ForwardRecord
 from fxgrad.torch_support.structure import tensors_in
 
 
@@ -21,7 +21,7 @@ class Beside:
         recording: of the call.
     """
 
-    def __init__(self, extension: Any, model: Any, level: Any, recording: Recording) -> None:
+    def __init__(self, extension: Any, model: Any, level: Any, recording: ForwardRecord) -> None:
         self._recording = recording
         self._record = extension.Record(recording, level)
         self.native = extension.Forward(model, self._record, False, False)  # noqa: FBT003  # no names in C++

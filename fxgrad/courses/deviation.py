@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fxgrad.capture.captured import Call, ModuleSpan, Output, Plan, Ref, SiteSpec
+from fxgrad.capture.captured import Call, CallGraph, ModuleSpan, Output, Ref, SiteSpec
 from fxgrad.capture.names import canonical
 from fxgrad.courses.finding import Around, Where
 
@@ -72,7 +72,7 @@ def _same_step(one: Any, other: Any) -> bool:
 class Found:
     """The graph of a call: which sites each value and parameter is, which need no gradient, which are one tensor."""
 
-    plan: Plan
+    plan: CallGraph
     slots: tuple[tuple[int, ...], ...]
     not_required: frozenset[int]
     same: Mapping[int, int]
@@ -297,10 +297,10 @@ class _Rebuilt:
         root = ModuleSpan("", base.plan.spans[-1].type, inputs, refs)
         lost = {ref for ref in base.plan.lost if ref.call < kept}
         spans = [*whole, *self._spans(kept), root]
-        plan = Plan(self.calls, spans, lost, hidden=base.plan.hidden, asked=base.plan.asked)
+        plan = CallGraph(self.calls, spans, lost, hidden=base.plan.hidden, asked=base.plan.asked)
         return self._found(plan, kept)
 
-    def _found(self, plan: Plan, kept: int) -> Found:
+    def _found(self, plan: CallGraph, kept: int) -> Found:
         base = self.deviation.base
         numbers = plan.site_numbers
         sites = {value: tuple(numbers[ref] for ref in names if ref in numbers) for value, names in self.names.items()}

@@ -10,13 +10,13 @@ from torch.autograd.graph import Node
 from fxgrad.probes.edges import Unmeasured, found_edges
 
 if TYPE_CHECKING:
-    from fxgrad.probes.recording import Recording
+    from fxgrad.probes.forward_record import ForwardRecord
 
 _DEEPEST = 64  # autograd nodes between what a call returned and the edge; found in stock models: 9
 
 
 def pieces_of(
-    recording: Recording, noted: Sequence[tuple[int, int]], piece: Callable[..., Any]
+    recording: ForwardRecord, noted: Sequence[tuple[int, int]], piece: Callable[..., Any]
 ) -> tuple[list[Any], dict[int, Unmeasured]]:
     """The pieces of all edge sites of a recorded call, and why an edge has none.
 

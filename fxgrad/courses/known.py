@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fxgrad.capture.captured import Plan
+from fxgrad.capture.captured import CallGraph
 from fxgrad.capture.eager import Session
 from fxgrad.capture.modules import ModuleMap
 from fxgrad.courses.deviation import PARAMETERS, Deviation, Found, by_operator
@@ -24,7 +24,7 @@ from fxgrad.courses.finding import Where
 from fxgrad.courses.runs import Following, Learning, Prepared, input_tensors
 from fxgrad.courses.values import unfit, wanted
 from fxgrad.probes.edges import EdgeNotes, hook_edges
-from fxgrad.probes.recording import Recording
+from fxgrad.probes.forward_record import ForwardRecord
 from fxgrad.record.native import LEVELS
 from fxgrad.schema import Level
 from fxgrad.torch_support.private import without_torch_function
@@ -52,7 +52,7 @@ class Course:
         unmeasured: why an edge has none.
     """
 
-    plan: Plan
+    plan: CallGraph
     slots: tuple[tuple[int, ...], ...]
     ranges: Sequence[tuple[int, int]]
     where: Sequence[Where | None]
@@ -146,7 +146,7 @@ class Observer:
         cast = torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu")
         return inputs, root.training, self.trained, cast
 
-    def record_of(self, recording: Recording) -> Any:
+    def record_of(self, recording: ForwardRecord) -> Any:
         """What C++ hooks write to in one forward call."""
         return self.extension.Record(recording, self.level)
 
@@ -157,7 +157,7 @@ class Observer:
     # ---- running ---------------------------------------------------------------------------------------------
 
     def learn(
-        self, recording: Recording, call: Callable[[Callable[..., Session]], Any], prepared: Prepared
+        self, recording: ForwardRecord, call: Callable[[Callable[..., Session]], Any], prepared: Prepared
     ) -> Any:  # fmt: skip
         """Run a call under the Python recorder, with the observer beside it.
 
@@ -181,7 +181,7 @@ class Observer:
             self._give_up(run.error)
         return result
 
-    def _add(self, recording: Recording, session: Session, forward: Any, where: list[Where | None]) -> None:
+    def _add(self, recording: ForwardRecord, session: Session, forward: Any, where: list[Where | None]) -> None:
         plan = recording.graph
         if recording.recomputed:
             self.refused = "a checkpointed part runs without gradients and again in the backward pass"
@@ -233,7 +233,7 @@ class Observer:
             for number, course in enumerate(self.courses)
         })  # fmt: skip
 
-    def follow(self, recording: Recording, prepared: Prepared) -> Following:
+    def follow(self, recording: ForwardRecord, prepared: Prepared) -> Following:
         """From here on the observer alone sees what runs, until ``arrived`` or the ``leave`` of what this returns."""
         run = Following(self, recording)
         recording.slots = ()  # no Python hooks
@@ -254,7 +254,7 @@ class Observer:
             recording.plan, recording.slots = None, ()
             self._give_up(run.error)
 
-    def rename(self, recording: Recording) -> None:
+    def rename(self, recording: ForwardRecord) -> None:
         """Name a call that left the known courses by the course that it took, where that has been learnt since."""
         found = recording.deviation
         if found is None or recording.edges is not None:  # edges have their hooks by the names that they had
@@ -265,7 +265,7 @@ class Observer:
             _use(recording, Found(course.plan, course.slots, course.not_required, course.same, course.parameters))
             recording.untold = set(course.untold)
 
-    def _arrived(self, recording: Recording, run: Following) -> None:
+    def _arrived(self, recording: ForwardRecord, run: Following) -> None:
         number = run.native.plan
         self._latest.append(number < 0)
         recording.computed = True
@@ -299,12 +299,12 @@ class Observer:
             recording.deviation.leaves.update(leaves)
 
 
-def _has_passed(recording: Recording) -> bool:
+def _has_passed(recording: ForwardRecord) -> bool:
     """Whether a backward pass has come to the call."""
     return recording.task is not None or any(kept.recording is recording for kept in tuple(recording.sink.history))
 
 
-def _use(recording: Recording, found: Found) -> None:
+def _use(recording: ForwardRecord, found: Found) -> None:
     recording.plan, recording.slots = found.plan, found.slots
     recording.not_required, recording.same = set(found.not_required), found.same
 
@@ -334,7 +334,7 @@ def _named_alike(one: Course, other: Course) -> bool:
     return stems[0] == stems[1] and one.slots == other.slots and one.parameters == other.parameters
 
 
-def _hook_edges(notes: EdgeNotes, recording: Recording, run: Following, course: Course) -> None:
+def _hook_edges(notes: EdgeNotes, recording: ForwardRecord, run: Following, course: Course) -> None:
     edges = course.plan.fan_out
     start = len(course.plan.sites)
     notes.unmeasured = dict(course.unmeasured)
@@ -347,7 +347,7 @@ def _hook_edges(notes: EdgeNotes, recording: Recording, run: Following, course: 
     )  # fmt: skip
 
 
-def _search_edges(notes: EdgeNotes, recording: Recording, run: Following) -> None:
+def _search_edges(notes: EdgeNotes, recording: ForwardRecord, run: Following) -> None:
     """In a call whose course is not known, edges are found as after one under the Python recorder."""
     for slot, place in enumerate(run.native.places()):
         for site in (recording.slots or ())[slot] if place is not None else ():

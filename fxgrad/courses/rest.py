@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fxgrad.capture.captured import Plan, Ref
+from fxgrad.capture.captured import CallGraph, Ref
 from fxgrad.capture.eager import Session
 from fxgrad.capture.modules import Place
 from fxgrad.capture.values import Known
@@ -109,7 +109,7 @@ def _refs(given: _Named) -> tuple[Ref | None, ...]:
     return tuple(None if one is None else Ref(*one) for one in given)
 
 
-def with_their_tensors(plan: Plan, sites: set[int]) -> set[int]:
+def with_their_tensors(plan: CallGraph, sites: set[int]) -> set[int]:
     """The sites, and those whose very tensor they are: there is one hook for all of these, put on at the first."""
     found, queue = set(sites), list(sites)
     while queue:

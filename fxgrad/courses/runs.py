@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from fxgrad.capture.calls import named_arguments
-from fxgrad.capture.captured import Plan
+from fxgrad.capture.captured import CallGraph
 from fxgrad.capture.eager import Session
 from fxgrad.capture.modules import ModuleMap
 from fxgrad.courses.deviation import PARAMETERS
 from fxgrad.courses.finding import Finder, Where
+from fxgrad.probes.forward_record import ForwardRecord
 from fxgrad.probes.leaves import Entry
-from fxgrad.probes.recording import Recording
 from fxgrad.record.native import LEVELS
 from fxgrad.torch_support.private import without_torch_function
 from fxgrad.torch_support.structure import tensors_in
@@ -118,7 +118,9 @@ class Learning(Run):
             self.native = observer.forward(record, learning=True)
             self.start(inputs)
 
-    def session(self, modules: ModuleMap, recording: Any, put: Callable[..., Any], previous: Plan | None) -> Session:
+    def session(
+        self, modules: ModuleMap, recording: Any, put: Callable[..., Any], previous: CallGraph | None
+    ) -> Session:
         """The session of the Python recorder."""
         beside = self.native if self.error is None else None
         self.sessions.append(Session(modules, recording, put, previous, beside))
@@ -128,7 +130,7 @@ class Learning(Run):
 class Following(Run):
     """One call under the observer alone."""
 
-    def __init__(self, observer: Observer, recording: Recording) -> None:
+    def __init__(self, observer: Observer, recording: ForwardRecord) -> None:
         super().__init__(observer.modules)
         self.recording = recording
         self.record: Any = None

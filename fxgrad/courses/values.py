@@ -15,18 +15,18 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from fxgrad.capture.activations import from_settings, gate_of
-from fxgrad.capture.captured import Plan
+from fxgrad.capture.captured import CallGraph
 from fxgrad.record.values import ForwardValues, Units
 
 if TYPE_CHECKING:
-    from fxgrad.probes.recording import Recording
+    from fxgrad.probes.forward_record import ForwardRecord
     from fxgrad.record.native import Written
 
 TAKE, SHOW = 4, 8  # as the extension marks what it takes the statistics of, and what it shows to Python
 
 
 def wanted(
-    plan: Plan, slots: Sequence[Sequence[int]], make: Callable[..., Any]
+    plan: CallGraph, slots: Sequence[Sequence[int]], make: Callable[..., Any]
 ) -> tuple[dict[int, int], dict[int, Any]]:
     """By value, whether its statistics are taken and whether Python looks at it; and the gates that C++ counts by.
 
@@ -44,7 +44,7 @@ def wanted(
 
 
 def unfit(
-    plan: Plan, noted: Sequence[tuple[int, int]], first_values: Sequence[int], ranges: Sequence[tuple[int, int]],
+    plan: CallGraph, noted: Sequence[tuple[int, int]], first_values: Sequence[int], ranges: Sequence[tuple[int, int]],
     same: Container[int],
 ) -> str | None:  # fmt: skip
     """Why the values of such a forward cannot be measured by the native observer; None where they can.
@@ -69,7 +69,7 @@ def unfit(
 
 
 def finished(
-    taken: ForwardValues, recording: Recording, written: Written, units: Sequence[tuple[int, int, Tensor]]
+    taken: ForwardValues, recording: ForwardRecord, written: Written, units: Sequence[tuple[int, int, Tensor]]
 ) -> None:
     """The forward has returned: what C++ took becomes a part of what was kept of its values."""
     kept = taken.sites

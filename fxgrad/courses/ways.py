@@ -17,14 +17,14 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from fxgrad.capture.calls import word_of
-from fxgrad.capture.captured import Plan
+from fxgrad.capture.captured import CallGraph
 from fxgrad.capture.modules import ModuleMap, Place
 from fxgrad.capture.names import METADATA
 from fxgrad.courses.beside import Beside
 from fxgrad.courses.rest import Given, Rest, with_their_tensors
 from fxgrad.courses.runs import input_tensors
+from fxgrad.probes.forward_record import ForwardRecord
 from fxgrad.probes.probe import put
-from fxgrad.probes.recording import Recording
 from fxgrad.record.native import LEVELS
 from fxgrad.rewriting.apply import NodeRules
 from fxgrad.rewriting.selection import Nodes, asks_python
@@ -63,7 +63,7 @@ class _Mode(TorchFunctionMode):
 class _Following:
     """One call; what C++ asks Python for."""
 
-    def __init__(self, ways: Ways, recording: Recording, given: Given, previous: Plan | None) -> None:
+    def __init__(self, ways: Ways, recording: ForwardRecord, given: Given, previous: CallGraph | None) -> None:
         self._ways = ways
         self._recording = recording
         self._beside = ways.beside(recording)
@@ -130,12 +130,12 @@ class _Following:
         session.know(values)
         return session
 
-    def _so_far(self) -> Plan:
+    def _so_far(self) -> CallGraph:
         plan, calls, spans = self.native.at()
         if plan < 0:
-            return Plan([], [])
+            return CallGraph([], [])
         known = self._ways.plans[plan]
-        return Plan(known.calls[:calls], known.spans[:spans])
+        return CallGraph(known.calls[:calls], known.spans[:spans])
 
 
 class Ways:
@@ -159,7 +159,7 @@ class Ways:
         self._model = extension.Model()
         self._parameters: Any = None
         self.modules = modules
-        self.plans: list[Plan] = []
+        self.plans: list[CallGraph] = []
         self.places: list[Place] = []
         self.failed = ""
         self._without: list[frozenset[int]] = []
@@ -183,7 +183,7 @@ class Ways:
             return "code ran that no recorder can see (a custom autograd.Function); Python's recorder watches for it"
         return None
 
-    def refuses_to_observe(self, recording: Recording) -> str | None:
+    def refuses_to_observe(self, recording: ForwardRecord) -> str | None:
         """Why a call under rules that is observed as well has Python's hooks; None where it need not."""
         if self.failed:
             return f"the native observer failed: {self.failed}".splitlines()[0]
@@ -195,7 +195,7 @@ class Ways:
             )
         return None
 
-    def beside(self, recording: Recording) -> Beside | None:
+    def beside(self, recording: ForwardRecord) -> Beside | None:
         """The observer of a call; None for one that is not observed."""
         if recording.number < 0:
             return None
@@ -208,7 +208,7 @@ class Ways:
         """C++'s part of one call; ``forward`` observes it, if any."""
         return self.extension.Follower(self._native, owner, forward)
 
-    def run(self, recording: Recording, given: Given, previous: Plan | None) -> tuple[Any, str]:
+    def run(self, recording: ForwardRecord, given: Given, previous: CallGraph | None) -> tuple[Any, str]:
         """Run a call; what it returned, and how it left the known ways (empty where it didn't)."""
         rules: NodeRules = recording.rewriting.rules
         self._refresh(rules)
@@ -247,7 +247,7 @@ class Ways:
             for number in range(len(self.plans)):
                 self._hook(number, rules)
 
-    def _learn(self, call: _Following, plan: Plan, rules: NodeRules) -> None:
+    def _learn(self, call: _Following, plan: CallGraph, rules: NodeRules) -> None:
         """What Python's recorder saw is known from here on."""
         number = len(self.plans)
         if number == _MOST or not call.native.learn(number):

@@ -12,7 +12,7 @@ from fxgrad.diagnosis.backward_failed import backward_failed
 from fxgrad.diagnosis.limits import Limit, beyond
 from fxgrad.errors import FindingWarning, OptionError
 from fxgrad.record.reading import read_gradients
-from fxgrad.record.recorder import HISTORY, Kept
+from fxgrad.record.recorder import HISTORY, EventRecord
 from fxgrad.schema import Finding, GradientFlow
 from fxgrad.torch_support.private import at_end_of_backward, current_backward
 
@@ -47,7 +47,7 @@ class Alarms:
     """
 
     def __init__(
-        self, limits: Mapping[str, float], on_finding: OnFinding | None, flow_of: Callable[[Kept], GradientFlow],
+        self, limits: Mapping[str, float], on_finding: OnFinding | None, flow_of: Callable[[EventRecord], GradientFlow],
         scale_of: Callable[[int], float | None],
     ) -> None:  # fmt: skip
         self.latest: deque[Finding] = deque(maxlen=HISTORY)
@@ -58,7 +58,7 @@ class Alarms:
         self._reported: set[tuple[str, str]] = set()
         self._errors: list[Exception] = []
 
-    def ended(self, kept: list[Kept]) -> None:
+    def ended(self, kept: list[EventRecord]) -> None:
         """A backward pass has ended, or raised some time ago: judge what was kept of it.
 
         One copy to the host, a second one for an alarm.
@@ -78,12 +78,12 @@ class Alarms:
                 self._try(self._on_finding, finding)
         self._raise(_ROUNDS)
 
-    def _failed(self, parts: list[Kept]) -> list[Finding]:
+    def _failed(self, parts: list[EventRecord]) -> list[Finding]:
         """A pass that raised: no limit is judged on the half of it that came."""
         views = [FlowView(self._flow_of(part)) for part in parts]
         return list(backward_failed(Evidence([], Thresholds(), views)))
 
-    def _judged(self, parts: list[Kept]) -> list[Finding]:
+    def _judged(self, parts: list[EventRecord]) -> list[Finding]:
         if not parts:
             return []
         scale = self._scale_of(parts[0].event) or 1.0

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, cast
 
 from torch import Tensor
 
-from fxgrad.capture.captured import ParameterRef, Plan, Ref, SiteSpec
+from fxgrad.capture.captured import CallGraph, ParameterRef, Ref, SiteSpec
 from fxgrad.capture.names import dtype_word
 from fxgrad.engine.failing import failure_of
 from fxgrad.record.reading import Measured, read_event
-from fxgrad.record.recorder import Kept
+from fxgrad.record.recorder import EventRecord
 from fxgrad.schema import (
     REASONS,
     BlindSpot,
@@ -32,7 +32,7 @@ from fxgrad.schema import (
 )
 
 if TYPE_CHECKING:
-    from fxgrad.probes.recording import Recording
+    from fxgrad.probes.forward_record import ForwardRecord
 
 #: Stands for the output position of a blind spot that is no output: what happens inside of an external node.
 INSIDE = "(inside)"
@@ -40,10 +40,10 @@ _UNWRITTEN = frozenset({"empty", "empty_like", "new_empty", "empty_strided", "ne
 _CUTS = frozenset({"detach", "detach_", "data"})
 
 
-def assemble(kept: Kept, loss: str, level: Level) -> GradientFlow:
+def assemble(kept: EventRecord, loss: str, level: Level) -> GradientFlow:
     """The flow of one backward event through one forward call."""
     recording = kept.recording
-    plan: Plan = recording.plan
+    plan: CallGraph = recording.plan
     parameters: list[tuple[int, tuple[str, ...], Tensor]] = recording.parameters
     frozen_names = {name for _, names, parameter in parameters if not parameter.requires_grad for name in names}
     forward = recording.values
@@ -77,7 +77,9 @@ def assemble(kept: Kept, loss: str, level: Level) -> GradientFlow:
 class _Sites:
     """Sites and blind spots of one recording."""
 
-    def __init__(self, plan: Plan, recording: Recording, kept: Kept, measured: Measured, frozen: set[str]) -> None:
+    def __init__(
+        self, plan: CallGraph, recording: ForwardRecord, kept: EventRecord, measured: Measured, frozen: set[str]
+    ) -> None:
         self.plan = plan
         self.recording = recording
         self.kept = kept
@@ -324,7 +326,7 @@ class _Sites:
 
 
 def _parameters(
-    kept: Kept, parameters: Sequence[tuple[int, tuple[str, ...], Tensor]], measured: Measured
+    kept: EventRecord, parameters: Sequence[tuple[int, tuple[str, ...], Tensor]], measured: Measured
 ) -> tuple[ParameterRecord, ...]:
     own, found, values = kept.parameters, measured.parameters, dict(enumerate(measured.state))
     window = kept.recording.window

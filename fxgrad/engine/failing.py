@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from fxgrad.capture.captured import Call, ParameterRef, Plan, Ref, facts_of_arguments
+from fxgrad.capture.captured import Call, CallGraph, ParameterRef, Ref, facts_of_arguments
 from fxgrad.capture.names import in_place
 from fxgrad.record.raising import Seen
-from fxgrad.record.recorder import Kept
+from fxgrad.record.recorder import EventRecord
 from fxgrad.schema import Failure, FailureCause
 
 _CHANGED = "modified by an inplace operation"
@@ -29,7 +29,7 @@ class _Cause:
     value: str | None = None
 
 
-def failure_of(kept: Kept) -> Failure | None:
+def failure_of(kept: EventRecord) -> Failure | None:
     """What is known of the backward pass, for the flow of one forward call; None where it did not raise."""
     raised = kept.raised
     if raised is None:
@@ -70,10 +70,10 @@ class _Reached:
         stopped: number of the call at which the pass stopped; None where all that it had come to was done.
     """
 
-    def __init__(self, kept: Kept) -> None:
+    def __init__(self, kept: EventRecord) -> None:
         kept.settle()
         self.kept = kept
-        self.plan: Plan = kept.recording.plan
+        self.plan: CallGraph = kept.recording.plan
         self.sites = {n for n, reading in enumerate(kept.readings) if reading is not None and n < len(self.plan.sites)}
         # A node runs before those that were made before it, so that the first call is the last that was reached.  The
         # gradient of an argument may come at any time.
@@ -230,7 +230,7 @@ class _Memories(dict[Ref, Ref]):
         return ref
 
 
-def _memories(plan: Plan) -> _Memories:
+def _memories(plan: CallGraph) -> _Memories:
     """By value, the first value that has the same memory: that of which it is a view, or the very same tensor."""
     found = _Memories()
     for number, call in enumerate(plan.calls):
@@ -241,7 +241,7 @@ def _memories(plan: Plan) -> _Memories:
     return found
 
 
-def _seen_through_views(plan: Plan, memories: list[Ref]) -> list[str]:
+def _seen_through_views(plan: CallGraph, memories: list[Ref]) -> list[str]:
     """Names of the parameters and buffers of which these are views."""
     found: dict[Ref, list[str]] = {}
     for call in plan.calls:
@@ -272,7 +272,7 @@ def _from_outside(stop: _Reached, name: str) -> _Cause:
     )  # fmt: skip
 
 
-def _written(plan: Plan, names: tuple[str, ...]) -> Iterator[tuple[int, str]]:
+def _written(plan: CallGraph, names: tuple[str, ...]) -> Iterator[tuple[int, str]]:
     """Calls that change a parameter or buffer among ``names``."""
     for number, call in enumerate(plan.calls):
         if call.args and isinstance(call.args[0], ParameterRef) and in_place(call.word) and call.args[0].name in names:

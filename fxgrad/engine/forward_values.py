@@ -17,7 +17,7 @@ from fxgrad.record.values import ForwardValues, Units, ValueRecorder
 from fxgrad.torch_support.private import functorch_active, under_a_mode, without_dispatch_modes, without_torch_function
 
 if TYPE_CHECKING:
-    from fxgrad.probes.recording import Recording
+    from fxgrad.probes.forward_record import ForwardRecord
 
 #: What returns memory that can be written to without the version of the value counting it.
 _ALIASES = frozenset({"data", "detach", "detach_"})
@@ -35,7 +35,7 @@ class Forward:
         buffers: the floating and complex ones, which stand behind the parameters in ``taken.state``.
     """
 
-    def __init__(self, taken: ForwardValues, modules: ModuleMap, recording: Recording | None = None) -> None:
+    def __init__(self, taken: ForwardValues, modules: ModuleMap, recording: ForwardRecord | None = None) -> None:
         self.taken = taken
         self._recording = weakref.ref(recording) if recording is not None else _nothing
         self.modules = modules
@@ -118,7 +118,7 @@ class ChannelHook:
     __slots__ = ("_axis", "_recording", "_site")
     __torch_unserializable__ = True
 
-    def __init__(self, recording: Recording, site: int, axis: int) -> None:
+    def __init__(self, recording: ForwardRecord, site: int, axis: int) -> None:
         self._recording = recording
         self._site = site
         self._axis = axis
@@ -133,7 +133,7 @@ def _nothing() -> None:
     return None
 
 
-def begin(recorder: ValueRecorder | None, modules: ModuleMap, recording: Recording | None = None) -> Forward | None:
+def begin(recorder: ValueRecorder | None, modules: ModuleMap, recording: ForwardRecord | None = None) -> Forward | None:
     """A forward call begins, whose values are measured; None where they are not asked for or have no numbers."""
     if recorder is None:
         return None

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fxgrad.capture.captured import Plan
+from fxgrad.capture.captured import CallGraph
 from fxgrad.errors import ModelError, NothingToDifferentiateError
 from fxgrad.torch_support.structure import tensors_in
 
@@ -133,7 +133,7 @@ def margins_met(scalar: Tensor, output: Any) -> bool:
 
 
 @contextmanager
-def naming_the_cut(plan: Callable[[], Plan | None]) -> Iterator[None]:
+def naming_the_cut(plan: Callable[[], CallGraph | None]) -> Iterator[None]:
     """Where nothing that requires a gradient is left, say which node of the forward cut it off.
 
     Raises:
@@ -150,7 +150,7 @@ def naming_the_cut(plan: Callable[[], Plan | None]) -> Iterator[None]:
         raise NothingToDifferentiateError(message) from error.__cause__
 
 
-def last_cut(plan: Plan | None) -> str | None:
+def last_cut(plan: CallGraph | None) -> str | None:
     """Key and source line of the last node that took a value requiring a gradient and returned none that does."""
     if plan is None:
         return None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from fxgrad.capture.modules import ModuleMap
 from fxgrad.courses.known import Observer
 from fxgrad.courses.ways import FOLLOWED, Ways
-from fxgrad.probes.recording import Recording
+from fxgrad.probes.forward_record import ForwardRecord
 from fxgrad.record.library import Patience, reason
 from fxgrad.record.parameters import ParameterHooks
 from fxgrad.record.recorder import Recorder
@@ -49,7 +49,7 @@ class Recorders:
             self._parameters.use(found, options.level)
             self._modules.use(found)
 
-    def record_for(self, recording: Recording) -> bool:
+    def record_for(self, recording: ForwardRecord) -> bool:
         """Give the probes of a graph C++ hooks where these can be had; whether they can."""
         native = self._native
         if native is None or recording.rewriting is not None or compiled_autograd_on():
@@ -58,14 +58,14 @@ class Recorders:
         recording.sizes = recording.record.shapes
         return True
 
-    def choose(self, recording: Recording) -> tuple[Observer | None, str]:
+    def choose(self, recording: ForwardRecord) -> tuple[Observer | None, str]:
         """The native observer for this call, or why the Python recorder does it."""
         if self._native is not None:
             self._native.trained = self._parameters.trained
         why = self._unwanted() or self._unfit(recording)
         return (self._native, "every operator was that of a known course") if why is None else (None, why)
 
-    def ways(self, recording: Recording, *, observe: bool) -> tuple[Ways | None, str]:
+    def ways(self, recording: ForwardRecord, *, observe: bool) -> tuple[Ways | None, str]:
         """The known ways for a call under rewrite rules, or why the Python recorder does it."""
         why = self._unwanted()
         if why is None and self._ways is None:
@@ -77,7 +77,7 @@ class Recorders:
             why = why or (self._ways.refuses_to_observe(recording) if observe else None)
         return (self._ways, FOLLOWED) if why is None else (None, why)
 
-    def rename(self, recording: Recording) -> None:
+    def rename(self, recording: ForwardRecord) -> None:
         """Before a flow is read: name a call that left the known courses as well as can be by now."""
         left = recording.deviation
         if self._native is not None:
@@ -95,7 +95,7 @@ class Recorders:
             return "one-shot: the native recorder pays from the second call on"
         return None if options.native else "native=False"
 
-    def _unfit(self, recording: Recording) -> str | None:
+    def _unfit(self, recording: ForwardRecord) -> str | None:
         if self._native is None:
             return self._why()
         if recording.values is not None and self._options.channels:

@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import Tensor
 
-from fxgrad.capture.captured import Plan
+from fxgrad.capture.captured import CallGraph
 from fxgrad.engine.assembly import assemble
-from fxgrad.probes.recording import Recording
+from fxgrad.probes.forward_record import ForwardRecord
 from fxgrad.record.slot_recorder import KeptRuns, SlotFacts, kept_of
 from fxgrad.schema import CaptureReport, GradientFlow
 
@@ -30,7 +30,7 @@ class SlotRun:
     """
 
     number: int
-    plan: Plan
+    plan: CallGraph
     report: CaptureReport
     parameters: list[tuple[int, tuple[str, ...], Tensor]]
     shapes: list[tuple[int, ...]]
@@ -42,7 +42,7 @@ class SlotRun:
 
 def assemble_slots(event: KeptRuns, run: SlotRun) -> GradientFlow:
     """The flow of one forward call in a backward event."""
-    recording: Any = Recording(None, run.number, 0)
+    recording: Any = ForwardRecord(None, run.number, 0)
     recording.plan, recording.report, recording.parameters = run.plan, run.report, run.parameters
     recording.shapes, recording.not_required, recording.unprobed = run.shapes, run.not_required, run.unprobed
     kept = kept_of(recording, run.slots, SlotFacts(len(run.plan.sites), run.slot_of, run.shapes))

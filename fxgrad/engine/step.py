@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from fxgrad.capture.calls import positional_names
-from fxgrad.capture.captured import Plan
+from fxgrad.capture.captured import CallGraph
 from fxgrad.capture.eager import Session
 from fxgrad.capture.modules import ModuleMap
 from fxgrad.courses.rest import Given
@@ -24,12 +24,12 @@ from fxgrad.engine.recorders import Recorders
 from fxgrad.engine.training import Training
 from fxgrad.errors import NoFlowError
 from fxgrad.probes.edges import EdgeNotes, hook_edges
+from fxgrad.probes.forward_record import ForwardRecord
 from fxgrad.probes.leaves import LeafHook
 from fxgrad.probes.probe import put
-from fxgrad.probes.recording import Recording
-from fxgrad.record.aside import Aside
+from fxgrad.record.gradient_statistics import GradientStatistics
 from fxgrad.record.parameters import ParameterHooks
-from fxgrad.record.recorder import Kept, Recorder
+from fxgrad.record.recorder import EventRecord, Recorder
 from fxgrad.record.values import ValueRecorder
 from fxgrad.rewriting.apply import MARK, NodeRules, rules_of
 from fxgrad.rewriting.tally import Windows
@@ -83,10 +83,12 @@ class Engine:
         self.loss_words = "the caller's own backward pass"
         self._numbers = itertools.count()
         self._names = positional_names(forward)
-        self._previous: Plan | None = None
+        self._previous: CallGraph | None = None
         self._structure = self.modules.structure  # of which the previous plan is
         self._values = ValueRecorder(options.level, native=options.native) if options.forward else None
-        self._live: weakref.WeakSet[Recording] = weakref.WeakSet()  # a freed autograd graph takes its recording along
+        self._live: weakref.WeakSet[ForwardRecord] = (
+            weakref.WeakSet()
+        )  # a freed autograd graph takes its recording along
         self.leaves = LeafHooks(LeafHook, hook_in_front, self.parameters.mend)
         self.training: Training | None = None
         self._windows = Windows()
@@ -94,7 +96,7 @@ class Engine:
         self._recorders = Recorders(self.recorder, self.modules, self.parameters, options)
 
     @property
-    def plan(self) -> Plan | None:
+    def plan(self) -> CallGraph | None:
         """The graph of the latest observed call; None before the first."""
         return self._previous
 
@@ -133,7 +135,7 @@ class Engine:
         """Run the forward as it is."""
         return self.forward(*args, **kwargs)
 
-    def _record(self, recording: Recording, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _record(self, recording: ForwardRecord, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the forward under the recorder for this call, which sets ``recording.plan`` and ``recording.report``."""
         if recording.rewriting is not None:
             return self._rewritten(recording, args, kwargs)
@@ -165,7 +167,7 @@ class Engine:
         recording.report = self._report("eager", "native", reason)
         return result
 
-    def _rewritten(self, recording: Recording, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _rewritten(self, recording: ForwardRecord, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a call under rewrite rules."""
         ways, reason = self._recorders.ways(recording, observe=recording.number >= 0)
         if ways is None:
@@ -179,7 +181,7 @@ class Engine:
         return result
 
     def _run_python(
-        self, recording: Recording, args: tuple[Any, ...], kwargs: dict[str, Any], reason: str,
+        self, recording: ForwardRecord, args: tuple[Any, ...], kwargs: dict[str, Any], reason: str,
         session: Callable[..., Session] = Session,
     ) -> Any:  # fmt: skip
         """The Python recorder: the model's own Python under a ``TorchFunctionMode``, once."""
@@ -199,7 +201,7 @@ class Engine:
             self._latest_report = (*facts, recorder), report
         return report
 
-    def _finish(self, recording: Recording) -> None:
+    def _finish(self, recording: ForwardRecord) -> None:
         """The forward has returned."""
         if recording.rewriting is not None:
             recording.rewriting.settle()
@@ -212,14 +214,14 @@ class Engine:
             if recording.written is not None:
                 finished(recording.values.taken, recording, recording.written, recording.units)
 
-    def _begin(self, rules: NodeRules | None, *, observe: bool) -> Recording:
+    def _begin(self, rules: NodeRules | None, *, observe: bool) -> ForwardRecord:
         self.recorder.settle()
         self.modules.refresh()
         if self.modules.structure is not self._structure:
             self._structure, self._previous = self.modules.structure, None
         self._recorders.prepare()
         expected = len(self._previous.sites) + len(self._previous.fan_out) if self._previous is not None else 0
-        recording = Recording(self.recorder, next(self._numbers) if observe else -1, expected)
+        recording = ForwardRecord(self.recorder, next(self._numbers) if observe else -1, expected)
         recording.leaves = self.leaves
         if observe:
             recording.parameters = self.parameters.refresh(self.modules.parameters)
@@ -228,7 +230,9 @@ class Engine:
             known = self.parameters.accumulating
             recording.accumulating = accumulating(recording.parameters) if known is None else known
             recording.values = begin(self._values, self.modules, recording if self.options.channels else None)
-            recording.window = self._windows.open(self.model, MARK, functools.partial(Aside, self.options.level))
+            recording.window = self._windows.open(
+                self.model, MARK, functools.partial(GradientStatistics, self.options.level)
+            )
             if self.training is not None:
                 self.training.forward(recording)
         if rules is not None:
@@ -265,7 +269,7 @@ class Engine:
         self.recorder.settle()
         return self._completed(self._finished())
 
-    def _finished(self) -> list[Kept]:
+    def _finished(self) -> list[EventRecord]:
         """The kept events of forward calls that returned; one that raised has no graph."""
         return [kept for kept in tuple(self.recorder.history) if kept.recording.plan is not None]
 
@@ -285,11 +289,11 @@ class Engine:
             raise NoFlowError(message)
         return self._completed(finished[-1:])[0]
 
-    def _completed(self, events: list[Kept]) -> list[GradientFlow]:
+    def _completed(self, events: list[EventRecord]) -> list[GradientFlow]:
         flows = [self.flow_of(kept) for kept in events]
         return flows if self.training is None else self.training.complete(events, flows)
 
-    def flow_of(self, kept: Kept) -> GradientFlow:
+    def flow_of(self, kept: EventRecord) -> GradientFlow:
         """The flow of an event, without what lies around the backward pass; made once."""
         if kept.flow is None:
             self._recorders.rename(kept.recording)

@@ -11,14 +11,14 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from fxgrad.errors import OptionError
-from fxgrad.record.recorder import Kept, Recorder
+from fxgrad.record.recorder import EventRecord, Recorder
 from fxgrad.record.scaling import Reading, Scales
 from fxgrad.record.updates import Step, Updates
 from fxgrad.schema import GradientFlow, OptimizerFacts
 from fxgrad.torch_support.private import version_of, without_dispatch_modes, without_torch_function
 
 if TYPE_CHECKING:
-    from fxgrad.probes.recording import Recording
+    from fxgrad.probes.forward_record import ForwardRecord
 
 
 def checked_optimizers(given: Any) -> tuple[Optimizer, ...]:
@@ -90,7 +90,7 @@ class Training:
 
     # ---- while the model trains --------------------------------------------------------------------------------
 
-    def forward(self, recording: Recording) -> None:
+    def forward(self, recording: ForwardRecord) -> None:
         """A forward call is about to be observed."""
         parameters: Sequence[tuple[int, tuple[str, ...], Tensor]] = recording.parameters
         if recording.accumulating is None:
@@ -121,7 +121,7 @@ class Training:
 
     # ---- reading -----------------------------------------------------------------------------------------------
 
-    def complete(self, events: Sequence[Kept], flows: Sequence[GradientFlow]) -> list[GradientFlow]:
+    def complete(self, events: Sequence[EventRecord], flows: Sequence[GradientFlow]) -> list[GradientFlow]:
         """The flows of events with what is known by now of their scale and of the step behind them.
 
         The same objects as before while nothing more is known.
@@ -129,7 +129,7 @@ class Training:
         readings = self._readings()
         return [self._complete(kept, flow, readings) for kept, flow in zip(events, flows, strict=True)]
 
-    def _complete(self, kept: Kept, flow: GradientFlow, readings: tuple[Reading, ...]) -> GradientFlow:
+    def _complete(self, kept: EventRecord, flow: GradientFlow, readings: tuple[Reading, ...]) -> GradientFlow:
         position = next((n for n, reading in enumerate(readings) if reading.event == kept.event), None)
         steps = [step for one in self._optimizers if (step := one.of(kept.event)) is not None]
         if position is not None and _thrown_away(readings[position:], steps):
@@ -151,7 +151,7 @@ class Training:
         kept.completed = (token, made)
         return made
 
-    def _elsewhere(self, kept: Kept) -> int:
+    def _elsewhere(self, kept: EventRecord) -> int:
         """How many parameters of the optimizers are none of the model's."""
         outside = kept.recording.outside
         own = {id(parameter) for _, names, parameter in kept.recording.parameters if names[0] not in outside}
@@ -210,7 +210,7 @@ def _thrown_away(readings: Sequence[Reading], steps: Sequence[Step]) -> bool:
     return scale is not None and any(other is not None and other < scale for other in later)
 
 
-def _completed(flow: GradientFlow, kept: Kept, scale: float | None, steps: Sequence[Step]) -> GradientFlow:
+def _completed(flow: GradientFlow, kept: EventRecord, scale: float | None, steps: Sequence[Step]) -> GradientFlow:
     event = dataclasses.replace(flow.event, loss_scale=scale, accumulating=kept.recording.accumulating)
     updates = {key: update for step in steps for key, update in step.read()[1].items()}
     if not updates:
@@ -222,7 +222,7 @@ def _completed(flow: GradientFlow, kept: Kept, scale: float | None, steps: Seque
     return dataclasses.replace(flow, event=event, parameters=parameters)
 
 
-def _registered(kept: Kept) -> list[tuple[int, tuple[str, ...], Tensor]]:
+def _registered(kept: EventRecord) -> list[tuple[int, tuple[str, ...], Tensor]]:
     """The parameters of an event that a registered module has; ``unregistered`` tells of the others."""
     recording = kept.recording
     return [one for one in recording.parameters if one[1][0] not in recording.outside]

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from fxgrad.capture.agreement import DisagreementError, agree, node_word
 from fxgrad.capture.calls import positional_names
-from fxgrad.capture.captured import Plan
+from fxgrad.capture.captured import CallGraph
+from fxgrad.capture.compare import DisagreementError, agree, node_word
 from fxgrad.capture.eager import Session
 from fxgrad.capture.learning import LearningRun
 from fxgrad.capture.modules import ModuleMap
@@ -22,10 +22,10 @@ from fxgrad.capture.tracing import call_key, faithful_trace, modes_of
 from fxgrad.engine.slot_assembly import SlotRun, assemble_slots
 from fxgrad.errors import CaptureError, NoFlowError
 from fxgrad.handles.watching import refuse_unwatchable
+from fxgrad.probes.forward_record import ForwardRecord
 from fxgrad.probes.functionalise import decide, watch_run
 from fxgrad.probes.insert import compiled
 from fxgrad.probes.insert_function import Inserted, insert_function_probes
-from fxgrad.probes.recording import Recording
 from fxgrad.record.parameters import ParameterHooks
 from fxgrad.record.slot_recorder import KeptRuns, SlotRecorder
 from fxgrad.schema import CaptureReport, GradientFlow, History
@@ -45,7 +45,7 @@ class Ready:
 
     key: Any
     trace: Trace
-    plan: Plan
+    plan: CallGraph
     inserted: Inserted
     function: Callable[..., Any]
 
@@ -115,8 +115,8 @@ class Capturer:
             inserted = self._insert(fake, made, plan, numbers, (args, kwargs))
         return Ready(key, made, plan, inserted, compiled(inserted.graph))
 
-    def _eager(self, fake: FakeModel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
-        recording = Recording(None, 0, 0)
+    def _eager(self, fake: FakeModel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallGraph:
+        recording = ForwardRecord(None, 0, 0)
         session = Session(ModuleMap(fake.model), recording, _no_hook, None)
         given, named = fake.arguments((args, kwargs))
         self._without_data(fake, lambda: session.run(fake.model.forward, given, named, self.names))
@@ -124,8 +124,8 @@ class Capturer:
 
     def _traced(
         self, fake: FakeModel, made: Trace, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[Plan, dict[fx.Node, int]]:
-        recording = Recording(None, 0, 0)
+    ) -> tuple[CallGraph, dict[fx.Node, int]]:
+        recording = ForwardRecord(None, 0, 0)
         run = LearningRun(ModuleMap(fake.model), recording, _no_hook, None)
         given, named = fake.arguments((args, kwargs))
         _, numbers = self._without_data(fake, lambda: run.run_graph(made, given, named, self.names))
@@ -142,7 +142,9 @@ class Capturer:
             )
             raise CaptureError(message) from error
 
-    def _insert(self, fake: FakeModel, made: Trace, plan: Plan, numbers: dict[fx.Node, int], given: Any) -> Inserted:
+    def _insert(
+        self, fake: FakeModel, made: Trace, plan: CallGraph, numbers: dict[fx.Node, int], given: Any
+    ) -> Inserted:
         graph = made.graph
         values = [tensor for _, tensor in tensors_in(fake.arguments(given))]
         facts = self._without_data(fake, lambda: watch_run(graph, fake.model, values))
@@ -165,7 +167,7 @@ class Capturer:
         fake = FakeModel(self.model)
         for parameter, flag in zip(fake.model.parameters(), run.flags, strict=True):
             parameter.requires_grad_(flag)
-        recording = Recording(None, 0, 0)
+        recording = ForwardRecord(None, 0, 0)
         learning = LearningRun(ModuleMap(fake.model), recording, _no_hook, None)
         _, values = fake_like(run.args, fake.mode)
         with random_streams(fake=True), fake.running():

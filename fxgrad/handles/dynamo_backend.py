@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
-from fxgrad.capture.agreement import node_word
 from fxgrad.capture.calls import positional_names
+from fxgrad.capture.compare import node_word
 from fxgrad.capture.dynamo import fragment, join
 from fxgrad.capture.modules import ModuleMap
 from fxgrad.engine.slot_assembly import SlotRun, assemble_slots

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from fxgrad.capture.agreement import DisagreementError, agree
-from fxgrad.capture.captured import Plan
+from fxgrad.capture.captured import CallGraph
+from fxgrad.capture.compare import DisagreementError, agree
 from fxgrad.capture.containers import Rebuild
 from fxgrad.capture.learning import LearningRun
 from fxgrad.capture.proxies import around
@@ -25,9 +25,9 @@ from fxgrad.capture.symbolic import Span, refusal
 from fxgrad.capture.tracing import call_key, faithful_trace, may_return_tensor, modes_of, stand_ins
 from fxgrad.engine.step import Engine, Options
 from fxgrad.probes.edges import EdgeNotes
+from fxgrad.probes.forward_record import ForwardRecord
 from fxgrad.probes.insert import compiled, insert_probes
 from fxgrad.probes.probe import current, probe, put
-from fxgrad.probes.recording import Recording
 from fxgrad.torch_support.structure import tensors_in
 
 _KEPT = 8  # kinds of calls whose graphs are kept: train and eval, with and without an optional argument
@@ -62,13 +62,13 @@ class Kind:
     rebuild: Rebuild
     function: Callable[..., Any] | None = None
     code: str = ""
-    plan: Plan | None = None
+    plan: CallGraph | None = None
     places: dict[int, int] = field(default_factory=dict)
     unprobed: Mapping[int, str] = field(default_factory=dict)
     edited: bool = False
     checked: bool = False
 
-    def learned(self, plan: Plan, numbers: Mapping[fx.Node, int]) -> None:
+    def learned(self, plan: CallGraph, numbers: Mapping[fx.Node, int]) -> None:
         """It has run: ``numbers`` says which call of the plan each node is."""
         without = self.nodes_without_probe()
         self.plan = plan
@@ -181,7 +181,7 @@ class GraphEngine(Engine):
             return self.forward(*args, **kwargs)
         return self._run(kind, args, kwargs)
 
-    def _record(self, recording: Recording, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _record(self, recording: ForwardRecord, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         args, kwargs = self._bound(args, kwargs)
         kind = self.kind_of(args, kwargs)
         self.display(kind)
@@ -217,7 +217,7 @@ class GraphEngine(Engine):
         finally:
             around.grad = outer
 
-    def _learn(self, kind: Kind, recording: Recording, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _learn(self, kind: Kind, recording: ForwardRecord, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the graph node by node, and write down what each node returned."""
         run = LearningRun(self.modules, recording, put, None)
         run.unprobed = kind.nodes_without_probe()
@@ -228,7 +228,7 @@ class GraphEngine(Engine):
         self._previous = recording.plan
         return result
 
-    def _check(self, kind: Kind, recording: Recording, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _check(self, kind: Kind, recording: ForwardRecord, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the model's own Python under observation, and compare the graph with what it did.
 
         Raises:

@@ -22,7 +22,7 @@ from fxgrad.torch_support.private import current_backward
 
 if TYPE_CHECKING:
     from fxgrad.capture.captured import Call, Ref
-    from fxgrad.probes.recording import Recording
+    from fxgrad.probes.forward_record import ForwardRecord
 
 _MOST = 512  # autograd nodes that one call may have made; the longest found in stock models is an LSTM's, about 40
 Place = tuple[Node, int]  # an autograd node, and which of its outputs
@@ -63,7 +63,7 @@ class EdgeHook:
     __slots__ = ("index", "position", "recording")
     __torch_unserializable__ = True
 
-    def __init__(self, recording: Recording, index: int, position: int) -> None:
+    def __init__(self, recording: ForwardRecord, index: int, position: int) -> None:
         self.recording = recording
         self.index = index
         self.position = position
@@ -83,7 +83,7 @@ class PartsHook:
     __slots__ = ("count", "index", "missing", "pieces", "recording", "task")
     __torch_unserializable__ = True
 
-    def __init__(self, recording: Recording, index: int, count: int) -> None:
+    def __init__(self, recording: ForwardRecord, index: int, count: int) -> None:
         self.recording = recording
         self.index = index
         self.count = count
@@ -137,7 +137,7 @@ class FoundEdge(NamedTuple):
     pieces: Sequence[Piece]
 
 
-def hook_edges(recording: Recording) -> None:
+def hook_edges(recording: ForwardRecord) -> None:
     """When a forward call has returned: put a hook on every edge of values that are used more than once."""
     start = len(recording.graph.sites)
     try:
@@ -147,7 +147,7 @@ def hook_edges(recording: Recording) -> None:
         recording.notes.at.clear()
 
 
-def found_edges(recording: Recording) -> Iterator[FoundEdge]:
+def found_edges(recording: ForwardRecord) -> Iterator[FoundEdge]:
     """The edges of values that are used more than once; the reasons of the others go into ``unmeasured``."""
     search = _Search(recording)
     unmeasured = recording.notes.unmeasured
@@ -192,7 +192,7 @@ def _refs_in(values: Iterable[Any]) -> Iterator[Any]:
             yield value
 
 
-def _put(recording: Recording, index: int, pieces: Sequence[Piece]) -> None:
+def _put(recording: ForwardRecord, index: int, pieces: Sequence[Piece]) -> None:
     if len(pieces) == 1:
         node, position = pieces[0]
         node.register_hook(EdgeHook(recording, index, position))
@@ -208,7 +208,7 @@ _Value = tuple[int, str]  # the number of a call, and the position in what it re
 class _Search:
     """Finds the autograd edges that one consumer has to a value."""
 
-    def __init__(self, recording: Recording) -> None:
+    def __init__(self, recording: ForwardRecord) -> None:
         self.plan = recording.graph
         self.recording = recording
         self.at: Mapping[int, Place] = recording.notes.at

@@ -11,7 +11,7 @@ from torch import Tensor
 from fxgrad.torch_support.private import current_backward
 
 if TYPE_CHECKING:
-    from fxgrad.probes.recording import Recording
+    from fxgrad.probes.forward_record import ForwardRecord
 
 
 class Entry:
@@ -44,7 +44,7 @@ class LeafHook:
     def __init__(self) -> None:
         self.calls: list[tuple[weakref.ref[Any], Entry]] = []
 
-    def add(self, recording: Recording, index: int, find: Callable[[], int] | None = None) -> Entry:
+    def add(self, recording: ForwardRecord, index: int, find: Callable[[], int] | None = None) -> Entry:
         """One more forward call takes the leaf."""
         entry = Entry(index, find)
         self.calls = [(ref, known) for ref, known in self.calls if ref() is not None]

@@ -13,10 +13,10 @@ from torch import Tensor
 from fxgrad.torch_support.leaf_hooks import hook_in_front
 
 if TYPE_CHECKING:
-    from fxgrad.probes.recording import Recording
+    from fxgrad.probes.forward_record import ForwardRecord
 
 
-def put(recording: Recording, value: Tensor, index: int) -> Any:
+def put(recording: ForwardRecord, value: Tensor, index: int) -> Any:
     """Put the hook of site ``index`` on ``value``, which requires grad."""
     # torch 2.14 crashes where a view that an item assignment changed gets a hook before its new node was asked for.
     node = value.grad_fn
@@ -35,7 +35,7 @@ def put(recording: Recording, value: Tensor, index: int) -> Any:
 class Current(threading.local):
     """The recording that probes of the generated code write into, one per thread."""
 
-    recording: Recording | None = None
+    recording: ForwardRecord | None = None
 
 
 current = Current()

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fxgrad.schema import LossOp
-from fxgrad.torch_support.private import node_number
+from fxgrad.torch_support.private_passes import sequence_of
 
 _MOST = 64  # nodes that are looked at; what is longer is no loss, or another model
 _REDUCTIONS = {0: "none", 1: "mean", 2: "sum"}
@@ -63,7 +63,7 @@ def _through_views(node: Any) -> Iterator[Any]:
 
 
 def _of_loss(node: Any, end: int) -> bool:
-    return bool(end <= node_number(node) and not hasattr(node, "variable"))
+    return bool(end <= sequence_of(node) and not hasattr(node, "variable"))
 
 
 def _word(node: Any) -> str:

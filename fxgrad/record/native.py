@@ -15,7 +15,7 @@ from torch import Tensor
 from fxgrad.schema import Level
 
 if TYPE_CHECKING:
-    from fxgrad.record.recorder import Kept
+    from fxgrad.record.recorder import EventRecord
 
 #: What a slot holds, as the extension numbers levels.
 LEVELS: Mapping[Level, int] = {"norm": 1, "full": 2, "histogram": 3}
@@ -52,7 +52,7 @@ class Sizes(Protocol):
         ...
 
 
-def settle(kept: Kept, sites: Sequence[Sequence[int]] | None, sizes: Sizes) -> None:
+def settle(kept: EventRecord, sites: Sequence[Sequence[int]] | None, sizes: Sizes) -> None:
     """Bring what C++ hooks wrote into the form of the other readings; ``sites`` of each slot, None: its own number."""
     for number, written in enumerate(kept.native):
         state, doubled = written.state, written.doubled
@@ -76,7 +76,7 @@ def settle(kept: Kept, sites: Sequence[Sequence[int]] | None, sizes: Sizes) -> N
     kept.native = []
 
 
-def _put(kept: Kept, site: int, reading: Any) -> None:
+def _put(kept: EventRecord, site: int, reading: Any) -> None:
     missing = site + 1 - len(kept.readings)
     if missing > 0:
         kept.readings.extend([None] * missing)

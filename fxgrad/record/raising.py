@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
-    from fxgrad.record.recorder import Kept
+    from fxgrad.record.recorder import EventRecord
 
 #: The functions through which every backward pass that Python asks for goes.
 _ENTRIES = frozenset({torch.autograd.backward.__code__, torch.autograd.grad.__code__})
@@ -44,7 +44,7 @@ class Raised:
     """
 
     exception: Seen | None
-    parts: list[Kept] = field(default_factory=list)
+    parts: list[EventRecord] = field(default_factory=list)
 
 
 def in_sight() -> list[BaseException]:

@@ -10,7 +10,7 @@ import torch
 
 from fxgrad.record.native import Source
 from fxgrad.record.parked import Norms
-from fxgrad.record.recorder import Kept
+from fxgrad.record.recorder import EventRecord
 from fxgrad.record.slots import Reading
 from fxgrad.record.staging import WIDTH, Batch
 from fxgrad.record.statistics import ZERO_COUNT, from_full, from_norm, merged_rows
@@ -20,7 +20,7 @@ from fxgrad.schema import Activity, ChannelSums, Statistics
 _Rows = dict[tuple[int, Any], Any]
 
 
-def _place(part: Kept, key: Any) -> tuple[int, Any]:
+def _place(part: EventRecord, key: Any) -> tuple[int, Any]:
     return (0 if isinstance(key, Batch) else id(part)), key
 
 
@@ -42,7 +42,7 @@ class Measured:
     channels: dict[int, ChannelSums]
 
 
-def read_event(kept: Kept, forward: ForwardValues | None) -> Measured:
+def read_event(kept: EventRecord, forward: ForwardValues | None) -> Measured:
     """All that was measured: one copy to the host per device."""
     parts = [kept, kept.parameters, *((forward.sites, forward.state) if forward is not None else (None, None))]
     rows = _rows(parts)
@@ -62,21 +62,21 @@ def _activity(counts: Sequence[float], units: Units) -> Activity:
     return Activity(units.axis, len(counts), units.samples, never, int(sum(counts)))
 
 
-def _rows(parts: Sequence[Kept | None]) -> _Rows:
+def _rows(parts: Sequence[EventRecord | None]) -> _Rows:
     kept = [part for part in parts if part is not None]
     for part in kept:
         part.settle()
     return _on_host(kept)
 
 
-def _read(part: Kept, rows: _Rows) -> list[Statistics | None]:
+def _read(part: EventRecord, rows: _Rows) -> list[Statistics | None]:
     return [
         None if reading is None or number in part.failures else _complete(part, rows, number, reading)
         for number, reading in enumerate(part.readings)
     ]
 
 
-def _complete(part: Kept, rows: _Rows, number: int, reading: Reading) -> Statistics:
+def _complete(part: EventRecord, rows: _Rows, number: int, reading: Reading) -> Statistics:
     source = reading[0]
     statistics = _statistics(rows[_place(part, source)], reading)
     if isinstance(source, Source):
@@ -90,7 +90,7 @@ def _complete(part: Kept, rows: _Rows, number: int, reading: Reading) -> Statist
     return replace(statistics, level="histogram", exponent_histogram=tuple(map(int, histograms[reading[3]])))
 
 
-def _on_host(parts: Sequence[Kept]) -> _Rows:
+def _on_host(parts: Sequence[EventRecord]) -> _Rows:
     """The slots and batches of all parts as nested lists; those of one device travel together."""
     buffers = [(_place(part, key), buffer) for part in parts for key, buffer in part.buffers.items()]
     buffers = list(dict(buffers).items())  # several parts of one event may lie in one batch
@@ -120,7 +120,7 @@ def _statistics(rows: Any, reading: Reading) -> Statistics:
     return from_norm(rows[place] ** 0.5 if kind == "square" else rows[place], numel)
 
 
-def read_gradients(parts: Sequence[Kept]) -> list[list[Statistics | None]]:
+def read_gradients(parts: Sequence[EventRecord]) -> list[list[Statistics | None]]:
     """Statistics of gradients by site number, for each part: one copy to the host per device."""
     for part in parts:
         part.settle()

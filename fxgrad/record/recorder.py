@@ -83,7 +83,7 @@ class BackwardEvent(Event):
 
 
 @dataclass(slots=True, eq=False)
-class Kept:
+class EventRecord:
     """A finished part: a copy of its slots on the device, small, to be read when somebody asks.
 
     ``buffers`` by ``BufferKey`` or ``Batch``, and by ``("channels", site)`` where ``channels`` names the site.
@@ -97,7 +97,7 @@ class Kept:
     readings: list[Reading | None]
     failures: dict[int, str]
     usual: BufferKey | None
-    parameters: Kept | None = None
+    parameters: EventRecord | None = None
     channels: dict[int, int] = field(default_factory=dict)
     native: list[Written] = field(default_factory=list)
     raised: Raised | None = None
@@ -140,13 +140,13 @@ class Recorder(Events[BackwardEvent]):
         self._native = native
         self.library = library() if native else None
         self.level: Level = level
-        self.history: deque[Kept] = deque(maxlen=HISTORY)
+        self.history: deque[EventRecord] = deque(maxlen=HISTORY)
         self.parameters = Parameters()
         self.escalated = self.parameters.escalated  # parameters to be measured at full
         self.on = True
         #: Called with the number of an event that begins, in its backward pass; with what was kept of one that ended.
         self.began: Callable[[int], None] | None = None
-        self.ended: Callable[[list[Kept]], None] | None = None
+        self.ended: Callable[[list[EventRecord]], None] | None = None
         self._free: dict[bool, list[Slots]] = {True: [], False: []}  # the parameters' and the recordings'
         self._impatient: dict[bool, set[int]] = {True: set(), False: set()}
         self._pages: dict[torch.dtype, list[Page]] = {}
@@ -383,7 +383,7 @@ class Recorder(Events[BackwardEvent]):
             part.failures.update(dict.fromkeys(lost, CLEARED))
         return part
 
-    def _keep(self, owner: Owner, part: Part, batches: list[Batch]) -> Kept:
+    def _keep(self, owner: Owner, part: Part, batches: list[Batch]) -> EventRecord:
         owner.task = owner.part = None
         slots = part.slots
         buffers: dict[Any, Tensor] = {source: slots.buffers[source].clone() for source in part.sources}
@@ -393,7 +393,7 @@ class Recorder(Events[BackwardEvent]):
         self._free[owner is self.parameters].append(slots)
         for written in part.native:
             written.close()
-        return Kept(
+        return EventRecord(
             owner, part.event.number, buffers, part.readings, part.failures, slots.usual, channels=axes,
             native=part.native,
         )  # fmt: skip

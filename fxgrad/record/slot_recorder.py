@@ -21,7 +21,7 @@ from fxgrad.record.library import library
 from fxgrad.record.owners import Parameters
 from fxgrad.record.parked import Parking
 from fxgrad.record.raising import Raised, exception_since, marks
-from fxgrad.record.recorder import HISTORY, Kept
+from fxgrad.record.recorder import HISTORY, EventRecord
 from fxgrad.record.slots import BufferKey, Kind, Reading, Slots
 from fxgrad.record.statistics import accumulator, dense
 
@@ -48,7 +48,7 @@ class KeptRuns:
 
     number: int
     runs: list[tuple[Any, Tensor]]
-    parameters: Kept | None
+    parameters: EventRecord | None
     raised: Raised | None = None
     flows: list[GradientFlow] | None = None
 
@@ -132,7 +132,7 @@ class SlotRecorder(Events[SlotEvent]):
             if event.readings:
                 buffers: Any = dict(event.slots.buffers)
                 buffers.update({batch: batch.result for batch in batches})
-                own = Kept(
+                own = EventRecord(
                     recording=self.parameters, event=event.number, buffers=buffers,
                     readings=event.readings, failures=event.failures, usual=None,
                 )  # fmt: skip
@@ -140,7 +140,7 @@ class SlotRecorder(Events[SlotEvent]):
             self.keep(KeptRuns(event.number, event.runs, own, raised))
 
 
-def kept_of(run: Any, gradient: Tensor, facts: SlotFacts) -> Kept:
+def kept_of(run: Any, gradient: Tensor, facts: SlotFacts) -> EventRecord:
     """One run's part of an event, in the form that ``assemble`` takes.  Copies the slots to the host, once."""
     sums = gradient.to("cpu", torch.float64).tolist()
     values = [0.0] * facts.sites
@@ -153,7 +153,7 @@ def kept_of(run: Any, gradient: Tensor, facts: SlotFacts) -> Kept:
             shape = torch.Size(facts.shapes[site])
             readings[site] = (key, shape, shape.numel(), site)
     buffers: Any = {key: torch.tensor(values, dtype=torch.float64)}
-    return Kept(recording=run, event=0, buffers=buffers, readings=readings, failures={}, usual=None)
+    return EventRecord(recording=run, event=0, buffers=buffers, readings=readings, failures={}, usual=None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fxgrad.record.full import is_staged, write_bins, write_full
 from fxgrad.record.library import library
-from fxgrad.record.recorder import Kept
+from fxgrad.record.recorder import EventRecord
 from fxgrad.record.slots import BufferKey, Reading, Slots
 from fxgrad.record.staging import LARGEST, Batch, Page
 from fxgrad.record.statistics import columns, without_gaps
@@ -99,8 +99,8 @@ class ForwardValues:
     def __init__(self, level: Level, memory: _Memory, free: list[_Memory], native: Any) -> None:
         self._library = native
         self.level = level
-        self.sites: Kept | None = None
-        self.state: Kept | None = None
+        self.sites: EventRecord | None = None
+        self.state: EventRecord | None = None
         self.units: dict[int, Units] = {}
         self._memory: _Memory | None = memory
         self._free = free
@@ -221,7 +221,7 @@ def _plain(tensor: Tensor) -> Tensor:
     return value.resolve_conj().resolve_neg() if value.is_neg() or value.is_conj() else value
 
 
-def _keep(taken: _Taken, batches: list[Batch]) -> Kept:
+def _keep(taken: _Taken, batches: list[Batch]) -> EventRecord:
     buffers: dict[Any, Tensor] = {key: taken.slots.buffers[key].clone() for key in taken.sources}
     buffers.update({batch: batch.result for batch in batches if batch.result is not None})
-    return Kept(None, 0, buffers, taken.readings, taken.failures, None)
+    return EventRecord(None, 0, buffers, taken.readings, taken.failures, None)

@@ -22,8 +22,8 @@ from fxgrad.torch_support.leaf_hooks import LeafHooks
 from fxgrad.torch_support.private import base_of, current_backward
 
 if TYPE_CHECKING:
-    from fxgrad.capture.captured import Plan
-    from fxgrad.probes.recording import Recording
+    from fxgrad.capture.captured import CallGraph
+    from fxgrad.probes.forward_record import ForwardRecord
 
 MARK = "_fxgrad_rewriting"
 _KEPT = 64  # plans whose resolution is kept, as many as the native recorder follows
@@ -73,11 +73,11 @@ class NodeRules:
         """Whether a rule acts between what a call returns and takes."""
         return any(rule.through for _, _, rule in self.bound)
 
-    def begin(self, recording: Recording, *, observing: bool) -> Pass:
+    def begin(self, recording: ForwardRecord, *, observing: bool) -> Pass:
         """Rules for one forward call."""
         return Pass(self, recording, observing=observing)
 
-    def resolve(self, plan: Plan) -> Resolution:
+    def resolve(self, plan: CallGraph) -> Resolution:
         """Which rules act where in this plan."""
         for known in self._resolved:
             if known.plan is plan:
@@ -86,7 +86,7 @@ class NodeRules:
         self._resolved = [*self._resolved, made][-_KEPT:]
         return made
 
-    def resolve_anew(self, plan: Plan) -> Resolution:
+    def resolve_anew(self, plan: CallGraph) -> Resolution:
         """The same, for a plan that will not come again."""
         model = self._model()
         if model is None:  # only a model that lives is called
@@ -111,7 +111,7 @@ class Pass:
         own: sites that Python observes.
     """
 
-    def __init__(self, rules: NodeRules, recording: Recording, *, observing: bool) -> None:
+    def __init__(self, rules: NodeRules, recording: ForwardRecord, *, observing: bool) -> None:
         self.rules = rules
         self.recording = recording
         self.observing = observing

@@ -22,7 +22,7 @@ from fxgrad.rewriting.state import Bound
 from fxgrad.schema import Edge
 
 if TYPE_CHECKING:
-    from fxgrad.capture.captured import Plan
+    from fxgrad.capture.captured import CallGraph
 
 Made = dict[int, tuple[Any, int]]  # site -> the autograd node of its value, and which of its outputs
 Place = tuple[Any, int]  # an autograd node, and which of its inputs
@@ -49,7 +49,7 @@ class Use:
 class Uses:
     """Which edges of a plan the rules of a model select."""
 
-    def __init__(self, plan: Plan, sites: Any, bound: list[Bound], around: Surroundings) -> None:
+    def __init__(self, plan: CallGraph, sites: Any, bound: list[Bound], around: Surroundings) -> None:
         self.by_rule: list[list[Use]] = []
         self.known = [_producer(edge) for edge in plan.edges]
         self.consumers: list[dict[str, None]] = []  # by rule: what takes the values that its selection may mean

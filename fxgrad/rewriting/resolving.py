@@ -15,13 +15,13 @@ from fxgrad.rewriting.state import Bound
 from fxgrad.schema import Site
 
 if TYPE_CHECKING:
-    from fxgrad.capture.captured import Plan
+    from fxgrad.capture.captured import CallGraph
 
 
 class Resolution:
     """Which rules act at which sites of one plan."""
 
-    def __init__(self, plan: Plan, bound: list[Bound], at_edges: list[Bound], model: nn.Module) -> None:
+    def __init__(self, plan: CallGraph, bound: list[Bound], at_edges: list[Bound], model: nn.Module) -> None:
         self.plan = plan
         self.sites = bare_sites(plan)
         around = Surroundings(model, _returned(plan))
@@ -46,7 +46,7 @@ class Resolution:
         self.at_edges = {words: behind + 2 * n for n, words in enumerate(used)}
 
 
-def bare_sites(plan: Plan) -> tuple[Site, ...]:
+def bare_sites(plan: CallGraph) -> tuple[Site, ...]:
     """The sites of a plan, without statistics."""
     return tuple(
         Site(plan.nodes[spec.call], spec.output.position, spec.output.shape, _dtype_word(spec.output.dtype),
@@ -59,7 +59,7 @@ def _dtype_word(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _returned(plan: Plan) -> dict[str, frozenset[str]]:
+def _returned(plan: CallGraph) -> dict[str, frozenset[str]]:
     found: dict[str, frozenset[str]] = {}
     for call in plan.module_calls:
         found[call.path] = found.get(call.path, frozenset()) | frozenset(call.outputs)

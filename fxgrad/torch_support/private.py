@@ -392,12 +392,3 @@ def referenced(tensor: Tensor) -> bool:
 
 
 _UNHELD = 4  # references: the caller's two, the parameter above, and that of ``getrefcount``
-
-
-def node_number(node: Any) -> int:
-    """The sequence number of an autograd node, as counted by ``sequence_number``; -1 where torch doesn't tell.
-
-    ``Node._sequence_nr``: nothing public says which of two nodes is older.
-    """
-    ask = getattr(node, "_sequence_nr", None)
-    return -1 if ask is None else int(ask())

@@ -121,13 +121,13 @@ def test_an_error_of_ours_in_a_backward_hook_is_the_reason_of_the_site(
         def forward(self, x: Tensor) -> Tensor:
             return torch.fft.fft(self.fc(x)).abs()  # a complex gradient, which is left to Python
 
-    from fxgrad.probes.recording import Recording
+    from fxgrad.probes.forward_record import ForwardRecord
 
     model = Complex()
     with fxgrad.watch(model) as watch:
         for step in range(3):
             if step == 2:
-                monkeypatch.setattr(Recording, "native_takes", _break)
+                monkeypatch.setattr(ForwardRecord, "native_takes", _break)
             train(model, batch(step))
         monkeypatch.undo()
         flow = watch.flow()

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from fxgrad.record.reading import read_event
-from fxgrad.record.recorder import Kept
+from fxgrad.record.recorder import EventRecord
 from fxgrad.record.staging import ROWS, WIDTH
 from fxgrad.record.values import ForwardValues, ValueRecorder
 from fxgrad.schema import Statistics
 
-NOTHING = Kept(None, 0, {}, [], {}, None)
+NOTHING = EventRecord(None, 0, {}, [], {}, None)
 
 
 def take(recorder: ValueRecorder, tensors: list[Tensor]) -> ForwardValues:

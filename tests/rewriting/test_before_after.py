@@ -270,7 +270,7 @@ def test_a_statistic_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> Non
     def fails(*_: Any) -> None:
         raise RuntimeError("no such kernel")  # noqa: EM101, TRY003
 
-    monkeypatch.setattr("fxgrad.record.aside.write_any_norm", fails)
+    monkeypatch.setattr("fxgrad.record.gradient_statistics.write_any_norm", fails)
     model = make(Three)
     with fxgrad.rewrite(model, rules.scale(2.0, parameters("fc3.bias"))), fxgrad.watch(model) as watch:
         train(model, 1)

@@ -305,12 +305,3 @@ def test_whether_a_pass_keeps_its_graph() -> None:
     loss.backward(retain_graph=True)
     loss.backward()
     assert asked == [True, False]
-
-
-def test_later_autograd_nodes_have_larger_numbers() -> None:
-    before = torch_private.sequence_number()
-    first = torch.ones(2, requires_grad=True) * 2
-    second = first * 2
-    assert before <= torch_private.node_number(first.grad_fn) < torch_private.node_number(second.grad_fn)
-    assert torch_private.node_number(second.grad_fn) < torch_private.sequence_number()
-    assert torch_private.node_number(None) == -1

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from torch import fx
 
-from fxgrad.capture.captured import Call, Opaque, ParameterRef, Plan, Ref, constant
+from fxgrad.capture.captured import Call, CallGraph, Opaque, ParameterRef, Ref, constant
 from fxgrad.capture.names import METADATA, canonical, in_place, op_word
 from fxgrad.capture.proxies import set_grad
 
@@ -44,7 +44,7 @@ class DisagreementError(Exception):
     """Where trace and record differ, in words."""
 
 
-def agree(graph: fx.Graph, plan: Plan) -> dict[fx.Node, int]:
+def agree(graph: fx.Graph, plan: CallGraph) -> dict[fx.Node, int]:
     """Which call of the record each node of the trace is.  Probes in it are taken for what they return.
 
     Raises:
@@ -81,7 +81,7 @@ def is_probe(node: fx.Node) -> bool:
 
 
 class _Comparison:
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: CallGraph) -> None:
         self.calls = plan.calls
         self.next = 0
         self.env: dict[fx.Node, Any] = {}

@@ -8,13 +8,13 @@ from torch import Tensor
 from fxgrad.record.full import write_any_norm, write_full
 from fxgrad.record.library import library
 from fxgrad.record.reading import read_gradients
-from fxgrad.record.recorder import Kept
+from fxgrad.record.recorder import EventRecord
 from fxgrad.record.slots import BufferKey, Reading, Slots
 from fxgrad.record.statistics import accumulator, dense
 from fxgrad.schema import Level, Statistics
 
 
-class Aside:
+class GradientStatistics:
     """Keeps scalars on the device, by number, until they are read; the latest gradient of a number counts.
 
     Args:
@@ -53,5 +53,5 @@ class Aside:
 
     def read(self) -> tuple[list[Statistics | None], dict[int, str]]:
         """The statistics by number, None where there are none, and why; one copy to the host per device."""
-        kept = Kept(None, 0, dict(self._slots.buffers), list(self._readings), self._failures, None)
+        kept = EventRecord(None, 0, dict(self._slots.buffers), list(self._readings), self._failures, None)
         return read_gradients([kept])[0], self._failures

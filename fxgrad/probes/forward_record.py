@@ -15,12 +15,12 @@ from fxgrad.torch_support.private_passes import versions_of
 from fxgrad.torch_support.structure import tensors_in
 
 if TYPE_CHECKING:
-    from fxgrad.capture.captured import Plan
+    from fxgrad.capture.captured import CallGraph
     from fxgrad.record.native import Written
     from fxgrad.record.recorder import Part
 
 
-class Recording:
+class ForwardRecord:
     """Takes probes during one forward call and gradients during its backward passes.
 
     Attributes:
@@ -76,7 +76,7 @@ class Recording:
         self.differentiated = False
         self.task: int | None = None
         self.part: Part | None = None
-        self.plan: Plan | None = None
+        self.plan: CallGraph | None = None
         self.report: Any = None
         self.parameters: Any = ()
         self.escalated: frozenset[int] = frozenset()
@@ -103,7 +103,7 @@ class Recording:
         self.end: int | None = None
 
     @property
-    def graph(self) -> Plan:
+    def graph(self) -> CallGraph:
         """The graph of the call, which is known once the forward has returned."""
         assert self.plan is not None  # noqa: S101  # for mypy
         return self.plan
@@ -179,7 +179,7 @@ class Recording:
         """A backward pass is over."""
         self.freed = self.freed or freed
 
-    def follow(self, plan: Plan, places: Mapping[int, int]) -> None:
+    def follow(self, plan: CallGraph, places: Mapping[int, int]) -> None:
         """Take the probes of a graph whose calls are in ``plan``; ``places``: by probe, the number of its call."""
         self.plan = plan
         self.places = places
