@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -105,7 +106,7 @@ def _all(step: Any) -> list[_Returned]:
     return [(f"[{n}]" if len(facts) > 1 else "", *one) for n, one in enumerate(facts)]
 
 
-@dataclass(slots=True)
+@dataclass(eq=False)
 class _Rebuilt:
     """A graph in the making."""
 
@@ -224,11 +225,21 @@ class _Rebuilt:
         for position, value, _, _ in named:
             self._name(value, Ref(len(self.calls) - 1, position))
 
+    @cached_property
+    def _leaf_calls(self) -> dict[str, list[int]]:
+        """By path, the known calls of a leaf module."""
+        found: dict[str, list[int]] = {}
+        for number, call in enumerate(self.deviation.base.plan.calls):
+            if call.op == "call_module":
+                found.setdefault(call.target, []).append(number)
+        return found
+
     def _as_before(self, steps: Sequence[Any], where: Where) -> list[_Returned]:
         """What a leaf returned, where a known call of it ran the same operators; nothing where none did."""
         base = self.deviation.base
-        for number, (call, (begin, end)) in enumerate(zip(base.plan.calls, base.ranges, strict=True)):
-            if call.op != "call_module" or call.target != where.path or end - begin != len(steps):
+        for number in self._leaf_calls.get(where.path, ()):
+            call, (begin, end) = base.plan.calls[number], base.ranges[number]
+            if end - begin != len(steps):
                 continue
             pairs = list(zip(base.steps[begin:end], steps, strict=True))
             if any((one.name, one.outputs) != (other.name, other.outputs) for one, other in pairs):

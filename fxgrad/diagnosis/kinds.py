@@ -35,6 +35,13 @@ MARGINS = frozenset({
     "tripletmarginwithdistanceloss", "marginrankingloss", "hingeembeddingloss", "cosineembeddingloss",
     "multimarginloss", "multilabelmarginloss",
 })  # fmt: skip
+#: Losses: what they send back shrinks as they are met.
+LOSSES = frozenset({
+    "cross_entropy", "nll_loss", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy",
+    "binary_cross_entropy_with_logits", "kl_div", "ctc_loss", "gaussian_nll_loss", "poisson_nll_loss",
+    "soft_margin_loss", "multilabel_soft_margin_loss", "l1loss", "smoothl1loss", "huberloss", "kldivloss", "ctcloss",
+    "gaussiannllloss", "poissonnllloss", "softmarginloss", "multilabelsoftmarginloss", *MARGINS,
+})  # fmt: skip
 #: Operations whose derivative is zero wherever it exists.
 PIECEWISE_CONSTANT = frozenset({
     "round", "sign", "floor", "ceil", "trunc", "heaviside", "floordiv", "floor_divide", "bernoulli", "poisson",

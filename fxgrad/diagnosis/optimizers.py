@@ -16,6 +16,7 @@ from fxgrad.schema import Finding, OptimizerFacts, ParameterRecord, StepFacts, U
 _LONG = 20  # backward passes without a step that may still be one accumulation
 _LEFT = 1e-3  # share of the gradient below which clipping has left next to nothing
 _CLIPPED = 1e-2  # norm that no clipping is set to on purpose: what is usual lies between 0.1 and 10
+_OVERFLOWS = 1e18  # l2 norm from which on squares, or their sum, may be infinite in float32
 _SAME = 1e-3  # relative difference of two norms of the same gradients
 _FAR = 0.03  # of a step that moves every entry by the learning rate
 _SWALLOWED = 10.0  # times epsilon above which a gradient's root mean square was of use before it was clipped
@@ -182,7 +183,15 @@ def _emptied(evidence: Evidence, facts: OptimizerFacts, steps: list[tuple[FlowVi
     if len(steps) < evidence.thresholds.steps:
         return
     empty = [step.gradient_norm == 0 and set(_got(view)) - set(facts.missing) != set() for view, step in steps]
-    if all(empty):
+    if all(empty) and all(math.hypot(*_got(view).values()) > _OVERFLOWS for view, _ in steps):
+        draft = Draft(
+            evidence, "optimizer_idle", "error",
+            f"the {len(steps)} steps of {facts.type} had a gradient of exactly 0: the norm that the gradients were "
+            "divided by is infinite in float32",
+            "clip_grad_norm_ cannot help: see what makes the gradient so large", {"steps": len(steps), "left": 0.0},
+        )  # fmt: skip
+        yield draft.at(None, confidence="exact")
+    elif all(empty):
         draft = Draft(
             evidence, "optimizer_idle", "error",
             f"there was nothing in .grad when the {len(steps)} steps of {facts.type} began, though the backward passes "

@@ -11,7 +11,7 @@ from statistics import median
 
 from fxgrad.diagnosis.advice import of_chain, of_one
 from fxgrad.diagnosis.check import Draft, Evidence, number
-from fxgrad.diagnosis.kinds import NORMS, WEIGHTED
+from fxgrad.diagnosis.kinds import LOSSES, NORMS, WEIGHTED
 from fxgrad.diagnosis.local import is_output_unit
 from fxgrad.diagnosis.view import FlowView, decades
 from fxgrad.diagnosis.weights import factor, throttled
@@ -130,7 +130,9 @@ def _path(view: FlowView, way: list[str], throttle: float) -> Path | None:
     for index, key in enumerate(keys):
         after = logs[index + 1] if index + 1 < len(keys) else logs[index]
         change = after - logs[index]
-        exempt = change < 0 and (key in tiny or view.kinds[key] in _SHARES or _unknown(view, key, change))
+        exempt = change < 0 and (
+            key in tiny or view.kinds[key] in _SHARES or view.kinds[key] in LOSSES or _unknown(view, key, change)
+        )
         steps.append(Step(key, change, exempt))
         if _takes_gradient(view, key):
             lowest, highest = min(lowest, (level, key)), max(highest, (logs[index] - logs[0], key))

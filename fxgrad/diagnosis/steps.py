@@ -153,7 +153,8 @@ def _seed_size(view: FlowView, site: Site) -> float:
 def symmetry(evidence: Evidence) -> Iterator[Finding]:
     """Variance of a weight matrix's entries: of a constant, non-zero initialisation all units learn the same.
 
-    With ``channels=True`` also the spread of the units' gradients at what the node returned.
+    In a series the first flow tells: rows that began alike stay alike, but their entries drift apart.  With
+    ``channels=True`` also the spread of the units' gradients at what the node returned.
     """
     evidence.need_values()
     view = evidence.view
@@ -163,7 +164,8 @@ def symmetry(evidence: Evidence) -> Iterator[Finding]:
         if record is None or not record.requires_grad:
             continue
         alike = any(_alike(site, evidence.thresholds.symmetry) for site in view.sites[node.key])
-        if alike or _constant(record, evidence.thresholds.symmetry):
+        first = evidence.views[0].parameters.get(record.name, record)
+        if alike or any(_constant(one, evidence.thresholds.symmetry) for one in (first, record)):
             same.append((node, record))
     if same:
         names = tuple(dict.fromkeys(record.name for _, record in same))

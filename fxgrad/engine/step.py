@@ -282,12 +282,18 @@ class Engine:
         self.recorder.settle()
         finished = self._finished()
         if not finished:
-            message = (
-                f"no gradient flow of {type(self.model).__name__} is recorded yet: "
-                "call the model with gradients enabled and run backward() first"
-            )
-            raise NoFlowError(message)
+            raise NoFlowError(self._why_no_flow())
         return self._completed(finished[-1:])[0]
+
+    def _why_no_flow(self) -> str:
+        message = f"no gradient flow of {type(self.model).__name__} is recorded yet: "
+        if self._previous is None:
+            return message + "call the model with gradients enabled and run backward() first"
+        return message + (
+            "it was called with gradients enabled, but no backward pass has come to a call of it. If backward() was "
+            "run, the loss is cut off from the model: look for .item(), .detach(), .data, float() or "
+            "torch.tensor(loss) between them, and for torch.no_grad() in forward"
+        )
 
     def _completed(self, events: list[EventRecord]) -> list[GradientFlow]:
         flows = [self.flow_of(kept) for kept in events]

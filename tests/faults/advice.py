@@ -36,6 +36,11 @@ def adam(lr: float = 1e-3, **options: Any):
     return lambda model: torch.optim.Adam(model.parameters(), lr=lr, **options)
 
 
+def descent(lr: float):
+    """Plain descent by steps that half parameters can take."""
+    return lambda model: torch.optim.SGD(model.parameters(), lr=lr)
+
+
 def half_cross_entropy(samples: int, classes: int):
     loss = xent(samples, classes)
     return lambda out: loss(out.float())
@@ -59,14 +64,16 @@ def adam_of_a_half_convolution(mended):
 def loss_scale_beyond_half(mended):
     model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4)).half()
     loss = half_cross_entropy(32, 4)
-    return Built(model, (torch.randn(32, 16).half(),), lambda out: loss(out) * 2.0 ** (8 if mended else 40))
+    return Built(model, (torch.randn(32, 16).half(),), lambda out: loss(out) * 2.0 ** (8 if mended else 40),
+                 descent(2e-3))  # fmt: skip
 
 
 @case("nonfinite", culprits=("float", "to"), says=("loss scale", "float16"))
 def loss_scale_beyond_a_half_model_that_returns_singles(mended):
     net = Net(lambda self, x: self.body(x).float(), body=nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 3)))
     loss = xent(16, 3)
-    return Built(net.half(), (torch.randn(16, 8).half(),), lambda out: loss(out) * 2.0 ** (4 if mended else 36))
+    return Built(net.half(), (torch.randn(16, 8).half(),), lambda out: loss(out) * 2.0 ** (4 if mended else 36),
+                 descent(2e-2))  # fmt: skip
 
 
 # ---- checkpoints -------------------------------------------------------------------------------------------------
@@ -345,7 +352,7 @@ def reentrant_checkpoints_behind_an_embedding():
 @HEALTHY()
 def half_parameters_by_plain_descent():
     model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4)).half()
-    return Built(model, (torch.randn(32, 16).half(),), half_cross_entropy(32, 4))
+    return Built(model, (torch.randn(32, 16).half(),), half_cross_entropy(32, 4), descent(0.1))
 
 
 @HEALTHY()
