@@ -46,8 +46,7 @@ def gradient_flow(  # noqa: PLR0913  # the public signature of the design
 
     Args:
         model: any module.  A compiled one is measured by the original inside of it.
-        args: positional arguments (a tuple), or the only one.
-        kwargs: keyword arguments.
+        args, kwargs: positional arguments (a tuple), or the only one; keyword arguments.
         loss: takes what the model returns and gives a scalar; or a name as on the command line (``"mse"`` ...), against
             a random target.  None: a scalar output is the loss; an output with ``.loss`` gives it; otherwise a random
             direction of norm 1 over all floating outputs (``flow.event.loss`` says which).
@@ -76,9 +75,8 @@ def gradient_flow(  # noqa: PLR0913  # the public signature of the design
     _check_options(capture, statistics, sites, forward, channels)
     if capture == "dynamo":
         _only_norm(statistics, sites, "capture='dynamo'", forward=forward)
-    options = Options(statistics, capture, sites, forward, channels)
     objective = Objective(named_loss(loss, seed) if isinstance(loss, str) else loss, seed)
-    return measured(model, args, kwargs, objective, options)
+    return measured(model, args, kwargs, objective, Options(statistics, capture, sites, forward, channels))
 
 
 def watch(  # noqa: PLR0913  # the public signature of the design
