@@ -46,7 +46,8 @@ def gradient_flow(  # noqa: PLR0913  # the public signature of the design
 
     Args:
         model: any module.  A compiled one is measured by the original inside of it.
-        args, kwargs: positional arguments (a tuple), or the only one; keyword arguments.
+        args: positional arguments (a tuple), or the only one.
+        kwargs: keyword arguments.
         loss: takes what the model returns and gives a scalar; or a name as on the command line (``"mse"`` ...), against
             a random target.  None: a scalar output is the loss; an output with ``.loss`` gives it; otherwise a random
             direction of norm 1 over all floating outputs (``flow.event.loss`` says which).
@@ -64,8 +65,7 @@ def gradient_flow(  # noqa: PLR0913  # the public signature of the design
 
     Raises:
         ModelError: the model or the loss raised, or there is nothing to differentiate.
-        InputError: ``args`` or ``kwargs`` are not arguments.
-        OptionError: an option has an unknown value.
+        InputError, OptionError: ``args`` or ``kwargs`` are not arguments; an option has an unknown value.
         CaptureError: the front end that was asked for cannot capture the model.
         WatchError: ``model`` is not a module or is scripted.
     """
