@@ -75,6 +75,22 @@ class Built:
 
 
 @dataclass(frozen=True)
+class Ran:
+    """What a training run in plain torch was.
+
+    Attributes:
+        losses: one for each backward pass that went through ``loss_at``.
+        first, last: gradients by name behind the first and the last of them; None where there is none.
+        moved: by name, the norm of the whole way over the norm at the start.
+    """
+
+    losses: list[float]
+    first: dict[str, Tensor | None]
+    last: dict[str, Tensor | None]
+    moved: dict[str, float]
+
+
+@dataclass(frozen=True)
 class Program:
     """A program and the answer that is right for it.
 
@@ -90,6 +106,7 @@ class Program:
         forms: the forms in which it must be found.
         info_ok: whether the right rule as information counts as found, since training goes on all the same.
         says: words, any of which must stand in the message or the suggestion of the finding.
+        proof: what a run of its own in plain torch shows (``Ran``), where no test of its kind does.
         half: thresholds are set on ``tune`` and reported on ``report``.
     """
 
@@ -105,6 +122,7 @@ class Program:
     info_ok: bool = False
     says: tuple[str, ...] = ()
     half: Half = "tune"
+    proof: Callable[[Ran], bool] | None = None
 
     def build(self, seed: int) -> Built:
         """The program from this seed."""
