@@ -9,6 +9,7 @@ from statistics import median
 
 from fxgrad.diagnosis.advice import of_step
 from fxgrad.diagnosis.check import Draft, Evidence, LackingError, number
+from fxgrad.diagnosis.spoilt import made_nonfinite
 from fxgrad.diagnosis.steps import total_norm
 from fxgrad.diagnosis.view import FlowView
 from fxgrad.diagnosis.weights import scale
@@ -82,6 +83,14 @@ def _large_steps(evidence: Evidence) -> list[tuple[int, dict[str, float]]]:
     return list(found.values())
 
 
+def first_ruin(evidence: Evidence) -> int | None:
+    """Number of the flow in front of the first step that was far too large, or that spoilt the weights."""
+    steps = _large_steps(evidence)
+    large = [steps[0][0]] if steps and _is_harm(evidence, steps) else []
+    spoilt = [at for at, view in enumerate(evidence.views) if any(map(made_nonfinite, view.flow.parameters))]
+    return min([*large, *spoilt[:1]], default=None)
+
+
 def ratio(record: ParameterRecord, throttle: float) -> float | None:
     """A matrix's change in a step over its norm; None where it isn't judged."""
     update = record.update
@@ -125,7 +134,7 @@ def _large(evidence: Evidence, steps: list[tuple[int, dict[str, float]]]) -> Fin
     if update is not None and update.learning_rate is not None:
         numbers["learning_rate"] = update.learning_rate
         words += f" at a learning rate of {number(update.learning_rate)}"
-    bad = (len(steps) > 1 and not _settled(evidence, at)) or large[name] > _RUINOUS or _harmed(evidence, at)
+    bad = _is_harm(evidence, steps)
     cause = of_step(view, view.parameters[name])
     draft = Draft(
         evidence, "update_size", "error" if bad else "info",
@@ -138,6 +147,13 @@ def _large(evidence: Evidence, steps: list[tuple[int, dict[str, float]]]) -> Fin
         numbers,
     )  # fmt: skip
     return draft.at(None, view=view, parameter=name, affected=tuple(large), confidence="exact")
+
+
+def _is_harm(evidence: Evidence, steps: list[tuple[int, dict[str, float]]]) -> bool:
+    """Whether large steps are more than one that a run which learns may well take."""
+    at, large = steps[0]
+    again = len(steps) > 1 and not _settled(evidence, at)
+    return again or max(large.values()) > _RUINOUS or _harmed(evidence, at)
 
 
 def _settled(evidence: Evidence, at: int) -> bool:

@@ -13,7 +13,7 @@ from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 
 from tests.faults.healthy import HEALTHY
 from tests.faults.nets import Gpt, Net, Vit
-from tests.faults.practice import ADAM, ADAMW, SGD, Encoder, adam, classes, fresh, normals, sgd
+from tests.faults.practice import ADAM, ADAMW, Encoder, adam, classes, fresh, normals, sgd
 from tests.faults.program import HISTORY
 
 

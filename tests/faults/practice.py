@@ -152,7 +152,7 @@ def quantised_activations_without_straight_through():
     return fresh(normals(16, 3, 8, 8), classes)(net)
 
 
-@PRACTICE("zero", culprits=("embed",), proof=lambda r: zeros(r, "embed.weight"))
+@PRACTICE("zero", culprits=("embed",), info_ok=True, proof=lambda r: zeros(r, "embed.weight"))
 def every_token_is_padding():
     """A tokenizer that knows no word."""
 
@@ -355,13 +355,13 @@ def euler_steps_that_are_too_long():
 
 
 @PRACTICE("starved", "saturated", "zero", "vanishing", culprits=("sigmoid", "gate", "mul"), info_ok=True,
-          proof=lambda r: tiny(r, "extra.weight", "head.weight"))  # fmt: skip
+          proof=lambda r: tiny(r, "side.weight", "head.weight"))  # fmt: skip
 def branch_behind_a_closed_gate():
     def forward(self, x):
         gate = torch.sigmoid(self.gate(x))
-        return self.head(torch.relu(self.body(x)) + gate * torch.relu(self.extra(x)))
+        return self.head(torch.relu(self.body(x)) + gate * torch.relu(self.side(x)))
 
-    net = Net(forward, gate=nn.Linear(8, 1), body=nn.Linear(8, 32), extra=nn.Linear(8, 32), head=nn.Linear(32, 4))
+    net = Net(forward, gate=nn.Linear(8, 1), body=nn.Linear(8, 32), side=nn.Linear(8, 32), head=nn.Linear(32, 4))
     nn.init.constant_(net.gate.bias, -20.0)
     return fresh(normals(32, 8), classes)(net)
 
@@ -397,7 +397,8 @@ def _pooled(x, out):
     return F.cross_entropy(out, x.mean(1)[:, :4].argmax(-1))
 
 
-@PRACTICE("optimizer_misses", culprits=("stem", "head", "blocks"), forms=HISTORY, proof=lambda r: r.moved["head.weight"] == 0)
+@PRACTICE("optimizer_misses", culprits=("stem", "head", "blocks"), forms=HISTORY,
+          proof=lambda r: r.moved["head.weight"] == 0)  # fmt: skip
 def only_the_group_without_decay():
     def optimizer(model):
         groups = [{"params": [p for p in model.parameters() if p.ndim < 2], "weight_decay": 0.0}]

@@ -168,5 +168,6 @@ def ran(built: Built) -> Ran:
     with mock.patch.object(Tensor, "backward", backward), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         built.train(built.optimized())
-    moved = {n: ((p.detach().double() - before[n]).norm() / (before[n].norm() + 1e-12)).item() for n, p in named.items()}
+    way = {name: p.detach().double() - before[name] for name, p in named.items()}
+    moved = {name: (one.norm() / (before[name].norm() + 1e-12)).item() for name, one in way.items()}
     return Ran(losses, seen[0], seen[-1], moved)
