@@ -18,6 +18,7 @@ RECURRENT = frozenset(kind for kind in WEIGHTED if kind.startswith(("lstm", "gru
 _HALF_EPSILON = 2.0**-25  # what is at most this becomes 0 in float16
 _LARGE_INIT = 4.0  # rms(weight) * sqrt(fan_in), which is 1 to 2 at usual initialisations
 _CONSTANT = 1e-4  # gain of a normalisation, times the rms of its input, where that makes no difference to what follows
+_CUT_OFF = frozenset({"clamp_min", "relu", "clamp", "margin_ranking_loss"})
 _ONE_HOT = 40.0  # of logits: below it no softmax in float32 gives exactly 1 and exactly 0
 _LARGE_SEED = 30.0  # of the gradient at an output, summed over a sample: about 1 for the usual losses
 
@@ -146,8 +147,6 @@ def _lower_scale(view: FlowView) -> str:
     return _LOWER_SCALE if told else f"{_LOWER_SCALE}; give a GradScaler to watch(scaler=), which knows what it skips"
 
 
-
-
 def of_nonfinite_loss(view: FlowView) -> Cause:
     """For a gradient that is NaN or Inf when it comes out of the loss."""
     if any(site.dtype == "float16" for site in view.flow.sites) and is_multiplied(view):
@@ -231,11 +230,16 @@ def of_zero_loss(view: FlowView) -> Cause:
     names = {op.name for op in view.flow.event.loss_ops}
     if any(name.startswith("nll_loss") for name in names):
         return _of_zero_cross_entropy(view)
-    if names & {"clamp_min", "relu", "clamp", "margin_ranking_loss"}:
+    if is_cut_off(view):
         return Cause("it is cut off at 0 (a margin that all samples meet)",
                      "a larger margin, or harder samples; nothing where the task is learnt")  # fmt: skip
     return Cause("", "look at the loss: every label ignored or masked, a softmax over one class, a margin that all "
                  "samples meet")  # fmt: skip
+
+
+def is_cut_off(view: FlowView) -> bool:
+    """Whether the loss is 0 once every sample keeps its distance."""
+    return any(op.name in _CUT_OFF for op in view.flow.event.loss_ops)
 
 
 def _of_zero_cross_entropy(view: FlowView) -> Cause:
@@ -281,6 +285,7 @@ def seed_size(view: FlowView) -> float:
 
 __all__ = [
     "RECURRENT",
+    "is_cut_off",
     "no_label",
     "of_chain",
     "of_loss",

@@ -9,9 +9,8 @@ from statistics import median
 
 from fxgrad.diagnosis.check import Draft, Evidence, LackingError, number
 from fxgrad.diagnosis.precision import seeds_of
-from fxgrad.diagnosis.steps import total_norm
 from fxgrad.diagnosis.updates import first_ruin
-from fxgrad.diagnosis.view import FlowView
+from fxgrad.diagnosis.view import FlowView, total_norm
 from fxgrad.schema import Finding, Node, Severity, Site
 
 _WINDOW = 100  # flows that a spike is compared with

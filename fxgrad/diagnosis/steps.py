@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from fxgrad.diagnosis.advice import no_label, of_loss, of_zero_loss
+from fxgrad.diagnosis.advice import is_cut_off, no_label, of_loss, of_zero_loss
 from fxgrad.diagnosis.causes import Cause
 from fxgrad.diagnosis.check import Draft, Evidence, LackingError, listed, number
 from fxgrad.diagnosis.kinds import WEIGHTED
@@ -13,16 +13,6 @@ from fxgrad.diagnosis.precision import seeds_of
 from fxgrad.diagnosis.view import FlowView
 from fxgrad.diagnosis.weights import main_weight
 from fxgrad.schema import Finding, ParameterRecord, Site
-
-
-def total_norm(view: FlowView) -> float | None:
-    """l2 norm over all parameters' gradients, the loss scale divided out; None where none is finite and positive."""
-    norms = [r.statistics.l2_norm for r in view.flow.parameters if r.statistics is not None]
-    if not norms or any(r.statistics is not None and r.statistics.nonfinite for r in view.flow.parameters):
-        return None
-    norm = math.hypot(*norms) / (view.flow.event.loss_scale or 1.0)
-    return norm if math.isfinite(norm) and norm > 0 else None
-
 
 # ---- the loss ------------------------------------------------------------------------------------------------------
 
@@ -66,10 +56,13 @@ def _all_zero(view: FlowView) -> bool:
 def _zero_seed(evidence: Evidence, site: Site) -> Finding:
     """Nothing but zeros come out of the loss of the latest flow."""
     view = evidence.view
-    cause, met = of_zero_loss(view), view.flow.event.margins_met
-    alone = len(evidence.views) == 1 and not met
-    lasting = evidence.several and all(map(_all_zero, evidence.recent))
-    why = "; the loss is exactly 0, as where every margin is met (triplet, hinge, ranking)" if met else ""
+    alone = len(evidence.views) == 1
+    always = all(map(_all_zero, evidence.views))  # from the first flow on: that is no fit
+    cause = of_zero_loss(view)
+    met = view.flow.event.margins_met or (is_cut_off(view) and not always)
+    alone = alone and not met
+    lasting = evidence.several and all(map(_all_zero, evidence.recent)) and not met
+    why = "; the loss is cut off at 0, as where every margin is met (triplet, hinge, ranking)" if met else ""
     draft = Draft(
         evidence, "loss_seed", "warning" if alone or lasting else "info",
         f"the gradient that the loss sends to the model's output {site.id} is zero all over: nothing is learnt"

@@ -10,14 +10,15 @@ from statistics import median
 from fxgrad.diagnosis.advice import of_step
 from fxgrad.diagnosis.check import Draft, Evidence, LackingError, number
 from fxgrad.diagnosis.spoilt import made_nonfinite
-from fxgrad.diagnosis.steps import total_norm
-from fxgrad.diagnosis.view import FlowView
+from fxgrad.diagnosis.view import FlowView, total_norm
 from fxgrad.diagnosis.weights import scale
 from fxgrad.schema import Finding, ParameterRecord, Severity, Update
 
 _USUAL = 20  # steps over which the size of updates is judged
 _FELL = 0.1  # of its first norm: below it a small gradient is a fit, no fault
 _RUINOUS = 10.0  # times its own norm by which no matrix is ever meant to change
+_CRAWL = 1e-6  # times its own norm below which a step moves no matrix
+_SLOW = 1e-5  # learning rate below which that is because of it
 _SETTLED = 0.5  # times the gradient's norm before a step below which what followed went well
 _HARM = 4.0  # times the gradient's norm before a step from which on the step has done harm
 
@@ -66,7 +67,8 @@ def update_size(evidence: Evidence) -> Iterator[Finding]:
     if large:
         yield _large(evidence, large)
     else:
-        yield from _unusual(evidence, distinct(told))
+        views = distinct(told)
+        yield from _crawling(evidence, views) or _unusual(evidence, views)
 
 
 def _large_steps(evidence: Evidence) -> list[tuple[int, dict[str, float]]]:
@@ -170,6 +172,30 @@ def _harmed(evidence: Evidence, at: int) -> bool:
     later = [total_norm(view) for view in evidence.views[at + 1 :] if view.flow.parameters]
     known = [norm for norm in later if norm is not None]
     return len(known) < len(later) or (bool(known) and median(known) > _HARM * before)
+
+
+def _crawling(evidence: Evidence, views: Sequence[FlowView]) -> list[Finding]:
+    """Steps that move no matrix, at a learning rate that was as tiny all the time, while there is much to learn."""
+    recent = views[-evidence.thresholds.steps :]
+    updates = [(r, r.update) for view in views for r in view.flow.parameters if r.update is not None]
+    rates = {(r.name, u.learning_rate) for r, u in updates}
+    known = [size for view in recent for r in view.flow.parameters
+             if (size := ratio(r, evidence.thresholds.throttle)) is not None]  # fmt: skip
+    fastest = max((rate for _, rate in rates if rate is not None), default=0.0)
+    changing = len(rates) > len({name for name, _ in rates})
+    if len(recent) < evidence.thresholds.steps or not known or changing or not 0 < fastest < _SLOW:
+        return []
+    first, now = total_norm(views[0]), total_norm(views[-1])
+    if not 0 < max(known) < _CRAWL or first is None or now is None or now < _FELL * first:
+        return []
+    draft = Draft(
+        evidence, "update_size", "warning",
+        f"steps change no matrix by more than {number(max(known))} times its norm, at a learning rate of "
+        f"{number(fastest)}: it takes {number(1 / max(known))} of them to move one by its own size",
+        "raise the learning rate (usual: 1e-4 to 1e-2 with Adam, 1e-2 to 1 with SGD)",
+        {"ratio": max(known), "learning_rate": fastest, "steps": len(views)},
+    )  # fmt: skip
+    return [draft.at(None, affected=tuple(dict.fromkeys(r.name for r, _ in updates)))]
 
 
 def _unusual(evidence: Evidence, views: list[FlowView]) -> Iterator[Finding]:

@@ -14,7 +14,7 @@ from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 from tests.faults.healthy import HEALTHY
 from tests.faults.nets import Gpt, Net, Vit
 from tests.faults.practice import ADAM, ADAMW, Encoder, adam, classes, fresh, normals, sgd
-from tests.faults.program import HISTORY
+from tests.faults.program import HISTORY, Built
 
 
 def learns(*, at_least=0.0, forms=None):
@@ -197,8 +197,12 @@ def hypernetwork_at_work():
 
 @learns()
 def critic_with_spectral_norm():
+    def hinge(x, out):
+        real = x[:, 0] > 0
+        return F.relu(1 - out[real]).mean() + F.relu(1 + out[~real]).mean()
+
     net = nn.Sequential(spectral_norm(nn.Linear(8, 32)), nn.LeakyReLU(0.2), spectral_norm(nn.Linear(32, 1)))
-    return fresh(normals(64, 8), lambda x, out: F.relu(1 - out[x[:, 0] > 0]).mean() + F.relu(1 + out[x[:, 0] <= 0]).mean(), 25)(net)
+    return fresh(normals(64, 8), hinge, 25)(net)
 
 
 @learns()
@@ -320,7 +324,8 @@ def prompts_in_front_of_a_frozen_model():
             return self.base.head(self.base.norm(x))[:, 4:]
 
     return fresh(lambda g, s: torch.randint(0, 50, (8, 8), generator=g),
-                 lambda x, out: F.cross_entropy(out.flatten(0, 1), torch.full((64,), 7)), 25, adam(3e-2))(Prompted())  # fmt: skip
+                 lambda x, out: F.cross_entropy(out.flatten(0, 1), torch.full((64,), 7)), 25,
+                 adam(3e-2))(Prompted())  # fmt: skip
 
 
 @learns(forms=HISTORY)
@@ -381,8 +386,10 @@ def words_by_negative_sampling():
         ids = torch.randint(0, 30, (256,), generator=g)
         return ids, torch.stack([(ids + 1) % 30, torch.randint(0, 30, (256,), generator=g)], 1)
 
-    return fresh(pairs, lambda x, out: F.binary_cross_entropy_with_logits(out, torch.tensor([[1.0, 0.0]]).expand_as(out)),
-                 30, adam(3e-2))(Words())  # fmt: skip
+    def loss_of(x, out):
+        return F.binary_cross_entropy_with_logits(out, torch.tensor([[1.0, 0.0]]).expand_as(out))
+
+    return fresh(pairs, loss_of, 30, adam(3e-2))(Words())
 
 
 @learns(forms=HISTORY)
@@ -402,11 +409,11 @@ def image_transformer_warmed_up():
 @learns(forms=HISTORY)
 def two_optimizers_take_turns():
     def optimizer(model):
-        return [ADAM(model.make.parameters(), 2e-3, betas=(0.5, 0.999)), ADAM(model.judge.parameters(), 2e-3, betas=(0.5, 0.999))]
+        return [ADAM(part.parameters(), 2e-3, betas=(0.5, 0.999)) for part in (model.make, model.judge)]
 
     def loop(run, optimizers):
         make, judge = optimizers
-        for step in range(run.steps):
+        for _ in range(run.steps):
             x, z = torch.randn(64, 2) + 3, torch.randn(64, 4)
             judge.zero_grad()
             real, fake = run.model(x, z.detach(), part="judge")
@@ -426,10 +433,8 @@ def two_optimizers_take_turns():
             fake = self.make(z)
             return self.judge(x), self.judge(fake.detach() if part == "judge" else fake)
 
-    from tests.faults.program import Built
-
-    net = Gan()
-    return Built(net, (torch.randn(64, 2), torch.randn(64, 4)), lambda out: F.softplus(-out[0]).mean(), optimizer, 20, None, loop)
+    given = torch.randn(64, 2), torch.randn(64, 4)
+    return Built(Gan(), given, lambda out: F.softplus(-out[0]).mean(), optimizer, 20, None, loop)
 
 
 @learns(forms=HISTORY)
@@ -443,7 +448,8 @@ def heads_of_experts_of_which_few_are_used_at_first():
     class Experts(nn.Module):
         def __init__(self):
             super().__init__()
-            self.router, self.experts, self.head = nn.Linear(8, 6), nn.ModuleList(nn.Linear(8, 16) for _ in range(6)), nn.Linear(16, 4)
+            self.router, self.head = nn.Linear(8, 6), nn.Linear(16, 4)
+            self.experts = nn.ModuleList(nn.Linear(8, 16) for _ in range(6))
 
         def forward(self, x):
             weight, ids = torch.softmax(self.router(x), -1).max(-1)
@@ -484,7 +490,8 @@ def unet_with_skips_and_group_norm():
         def __init__(self):
             super().__init__()
             self.down, self.mid = nn.Conv2d(1, 8, 3, 2, 1), nn.Conv2d(8, 8, 3, padding=1)
-            self.norm, self.up, self.out = nn.GroupNorm(2, 8), nn.ConvTranspose2d(8, 8, 2, 2), nn.Conv2d(9, 1, 3, padding=1)
+            self.norm, self.up = nn.GroupNorm(2, 8), nn.ConvTranspose2d(8, 8, 2, 2)
+            self.out = nn.Conv2d(9, 1, 3, padding=1)
             nn.init.zeros_(self.out.weight)
 
         def forward(self, x):

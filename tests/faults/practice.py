@@ -177,7 +177,8 @@ def both_adapters_begin_at_zero():
     return fresh(normals(32, 8), classes)(net)
 
 
-@PRACTICE("unregistered", culprits=("heads", "linear", "forward"), proof=lambda r: not any("heads" in n for n in r.first))
+@PRACTICE("unregistered", culprits=("heads", "linear", "forward"),
+          proof=lambda r: not any("heads" in n for n in r.first))  # fmt: skip
 def heads_of_tasks_in_a_dict():
     class Tasks(nn.Module):
         def __init__(self):
@@ -198,7 +199,7 @@ def pooled_over_what_was_normalised():
     def forward(self, x):
         return self.head(self.norm(torch.relu(self.body(x))).mean(-1))
 
-    net = Net(forward, body=nn.Linear(8, 32), norm=nn.LayerNorm(32), head=nn.Linear(6, 4))
+    net = Net(forward, body=nn.Linear(8, 32), norm=nn.LayerNorm(32, elementwise_affine=False), head=nn.Linear(6, 4))
     return fresh(normals(16, 6, 8), classes)(net)
 
 
@@ -315,7 +316,7 @@ def rate_that_crosses_zero():
 def temperature_of_a_ten_thousandth():
     def forward(self, x):
         z = F.normalize(self.enc(x), dim=-1)
-        other = F.normalize(self.enc(x + 3 * torch.randn_like(x)), dim=-1)
+        other = F.normalize(self.enc(x.roll(1, 1)), dim=-1)
         return z @ other.T / 1e-4
 
     net = Net(forward, enc=nn.Linear(8, 16))
@@ -381,9 +382,7 @@ class Encoder(nn.Module):
     def __init__(self, depth=2):
         super().__init__()
         self.stem = nn.Linear(8, 16)
-        self.blocks = nn.ModuleList(
-            nn.TransformerEncoderLayer(16, 2, 32, 0.0, batch_first=True) for _ in range(depth)
-        )
+        self.blocks = nn.ModuleList(nn.TransformerEncoderLayer(16, 2, 32, 0.0, batch_first=True) for _ in range(depth))
         self.head = nn.Linear(16, 4)
 
     def forward(self, x):
