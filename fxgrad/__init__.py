@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from fxgrad.api import Rewrite, Watch, gradient_flow, instrument, rewrite, watch
     from fxgrad.comparison import compare
     from fxgrad.diagnosis import Thresholds, diagnose
-    from fxgrad.errors import FindingWarning, FxgradError
+    from fxgrad.errors import FindingWarning, FxgradError, LogWarning
     from fxgrad.handles.dynamo_backend import flow_of
     from fxgrad.schema import (
         BlindSpot,
@@ -41,6 +41,8 @@ if TYPE_CHECKING:
         Finding,
         GradientFlow,
         History,
+        Log,
+        LogEntry,
         ModuleFlow,
         Node,
         NotChecked,
@@ -63,6 +65,9 @@ __all__ = [
     "FxgradError",
     "GradientFlow",
     "History",
+    "Log",
+    "LogEntry",
+    "LogWarning",
     "ModuleFlow",
     "Node",
     "NotChecked",
@@ -97,6 +102,9 @@ _HOME = {
     "FxgradError": "fxgrad.errors",
     "GradientFlow": "fxgrad.schema",
     "History": "fxgrad.schema",
+    "Log": "fxgrad.schema",
+    "LogEntry": "fxgrad.schema",
+    "LogWarning": "fxgrad.errors",
     "ModuleFlow": "fxgrad.schema",
     "Node": "fxgrad.schema",
     "NotChecked": "fxgrad.schema",
