@@ -27,7 +27,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fxgrad import rules, testing
+    from fxgrad import integrations, rules, testing
     from fxgrad.api import Rewrite, Watch, gradient_flow, instrument, rewrite, watch
     from fxgrad.comparison import compare
     from fxgrad.diagnosis import Thresholds, diagnose
@@ -83,6 +83,7 @@ __all__ = [
     "flow_of",
     "gradient_flow",
     "instrument",
+    "integrations",
     "load",
     "load_series",
     "rewrite",
@@ -120,6 +121,7 @@ _HOME = {
     "flow_of": "fxgrad.handles.dynamo_backend",
     "gradient_flow": "fxgrad.api",
     "instrument": "fxgrad.api",
+    "integrations": "fxgrad",
     "load": "fxgrad.store",
     "load_series": "fxgrad.store",
     "rewrite": "fxgrad.api",
