@@ -81,9 +81,9 @@ class Driver:
         if self.watch is None or number == self._step:
             return
         self._step = number
-        if self._logged < 0 or number - self._logged >= self._every:
+        due = self._logged < 0 or number - self._logged >= self._every
+        if due and self.watch.log(number):
             self._logged = number
-            self.watch.log(number)
 
     def end(self) -> None:
         """Training is over, or broke off: log the last step and take the watch off.  It stays readable."""
