@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from fxgrad.diagnosis import Thresholds, diagnose
     from fxgrad.errors import FindingWarning, FxgradError
     from fxgrad.handles.dynamo_backend import flow_of
+    from fxgrad.run_file import Run, open_run
     from fxgrad.schema import (
         BlindSpot,
         Comparison,
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
         NotChecked,
         ParameterRecord,
         RewriteReport,
+        Series,
         Site,
         Statistics,
     )
@@ -69,6 +71,8 @@ __all__ = [
     "ParameterRecord",
     "Rewrite",
     "RewriteReport",
+    "Run",
+    "Series",
     "Site",
     "Statistics",
     "Thresholds",
@@ -80,6 +84,7 @@ __all__ = [
     "instrument",
     "load",
     "load_series",
+    "open_run",
     "rewrite",
     "rules",
     "save_series",
@@ -103,6 +108,8 @@ _HOME = {
     "ParameterRecord": "fxgrad.schema",
     "Rewrite": "fxgrad.api",
     "RewriteReport": "fxgrad.schema",
+    "Run": "fxgrad.run_file",
+    "Series": "fxgrad.schema",
     "Site": "fxgrad.schema",
     "Statistics": "fxgrad.schema",
     "Thresholds": "fxgrad.diagnosis",
@@ -114,6 +121,7 @@ _HOME = {
     "instrument": "fxgrad.api",
     "load": "fxgrad.store",
     "load_series": "fxgrad.store",
+    "open_run": "fxgrad.run_file",
     "rewrite": "fxgrad.api",
     "rules": "fxgrad",
     "save_series": "fxgrad.store",
