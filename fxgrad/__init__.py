@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from fxgrad.api import Rewrite, Watch, gradient_flow, instrument, rewrite, watch
     from fxgrad.comparison import compare
     from fxgrad.diagnosis import Thresholds, diagnose
-    from fxgrad.errors import FindingWarning, FxgradError
+    from fxgrad.errors import FindingWarning, FxgradError, LogWarning
     from fxgrad.handles.dynamo_backend import flow_of
     from fxgrad.run_file import Run, open_run
     from fxgrad.schema import (
@@ -42,6 +42,8 @@ if TYPE_CHECKING:
         Finding,
         GradientFlow,
         History,
+        Log,
+        LogEntry,
         ModuleFlow,
         Node,
         NotChecked,
@@ -65,6 +67,9 @@ __all__ = [
     "FxgradError",
     "GradientFlow",
     "History",
+    "Log",
+    "LogEntry",
+    "LogWarning",
     "ModuleFlow",
     "Node",
     "NotChecked",
@@ -102,6 +107,9 @@ _HOME = {
     "FxgradError": "fxgrad.errors",
     "GradientFlow": "fxgrad.schema",
     "History": "fxgrad.schema",
+    "Log": "fxgrad.schema",
+    "LogEntry": "fxgrad.schema",
+    "LogWarning": "fxgrad.errors",
     "ModuleFlow": "fxgrad.schema",
     "Node": "fxgrad.schema",
     "NotChecked": "fxgrad.schema",

@@ -70,5 +70,9 @@ class FindingWarning(UserWarning):
     """What ``fxgrad.watch(limits=...)`` warns with where it was given no ``on_finding``."""
 
 
+class LogWarning(UserWarning):
+    """What ``fxgrad.watch(log_to=...)`` warns with where a log failed, which gets no more entries."""
+
+
 class UnhealthyError(FxgradError, AssertionError):
     """``fxgrad.testing.assert_healthy`` found an error or a warning; the message lists them."""

@@ -19,6 +19,7 @@ from fxgrad.schema.failure import Failure, FailureCause
 from fxgrad.schema.findings import RULES, Confidence, Diagnosis, Finding, NotChecked, Severity
 from fxgrad.schema.flow import CaptureReport, EventInfo, GradientFlow, Sink
 from fxgrad.schema.history import FlowSeries, History, Series
+from fxgrad.schema.log import Log, LogEntry
 from fxgrad.schema.records import (
     BlindSpot,
     Consumer,
@@ -69,6 +70,8 @@ __all__ = [
     "GradientFlow",
     "History",
     "Level",
+    "Log",
+    "LogEntry",
     "LossOp",
     "ModuleCall",
     "ModuleFlow",
