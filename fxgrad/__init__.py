@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from fxgrad.diagnosis import Thresholds, diagnose
     from fxgrad.errors import FindingWarning, FxgradError, LogWarning
     from fxgrad.handles.dynamo_backend import flow_of
+    from fxgrad.run_file import Run, open_run
     from fxgrad.schema import (
         BlindSpot,
         Comparison,
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
         NotChecked,
         ParameterRecord,
         RewriteReport,
+        Series,
         Site,
         Statistics,
     )
@@ -74,6 +76,8 @@ __all__ = [
     "ParameterRecord",
     "Rewrite",
     "RewriteReport",
+    "Run",
+    "Series",
     "Site",
     "Statistics",
     "Thresholds",
@@ -86,6 +90,7 @@ __all__ = [
     "integrations",
     "load",
     "load_series",
+    "open_run",
     "rewrite",
     "rules",
     "save_series",
@@ -112,6 +117,8 @@ _HOME = {
     "ParameterRecord": "fxgrad.schema",
     "Rewrite": "fxgrad.api",
     "RewriteReport": "fxgrad.schema",
+    "Run": "fxgrad.run_file",
+    "Series": "fxgrad.schema",
     "Site": "fxgrad.schema",
     "Statistics": "fxgrad.schema",
     "Thresholds": "fxgrad.diagnosis",
@@ -124,6 +131,7 @@ _HOME = {
     "integrations": "fxgrad",
     "load": "fxgrad.store",
     "load_series": "fxgrad.store",
+    "open_run": "fxgrad.run_file",
     "rewrite": "fxgrad.api",
     "rules": "fxgrad",
     "save_series": "fxgrad.store",

@@ -18,7 +18,7 @@ from fxgrad.schema.drawing import DirectionWord, PictureWords, ScaleWord, TableW
 from fxgrad.schema.failure import Failure, FailureCause
 from fxgrad.schema.findings import RULES, Confidence, Diagnosis, Finding, NotChecked, Severity
 from fxgrad.schema.flow import CaptureReport, EventInfo, GradientFlow, Sink
-from fxgrad.schema.history import History
+from fxgrad.schema.history import FlowSeries, History, Series
 from fxgrad.schema.log import Log, LogEntry
 from fxgrad.schema.records import (
     BlindSpot,
@@ -65,6 +65,7 @@ __all__ = [
     "Failure",
     "FailureCause",
     "Finding",
+    "FlowSeries",
     "FrontEnd",
     "GradientFlow",
     "History",
@@ -86,6 +87,7 @@ __all__ = [
     "Rewritten",
     "RuleRecord",
     "ScaleWord",
+    "Series",
     "Severity",
     "Sink",
     "Site",
