@@ -112,10 +112,10 @@ class _Following:
             put(self._recording, tensor, site)
 
     def hand_over(  # noqa: PLR0913, PLR0917  # as C++ calls it
-        self, plan: int, calls: int, spans: int, stack: Any, inside: int, values: Any
+        self, number: int, calls: int, spans: int, stack: Any, inside: int, values: Any
     ) -> Rest:
         """The Python recorder of the rest."""
-        known = self._ways.plans[plan] if plan >= 0 else None
+        known = self._ways.plans[number] if number >= 0 else None
         beside = None if self._beside is None else self._beside.native
         self.session = session = Rest(self._ways.modules, self._recording, put, known or self._previous, beside)
         session.given, session.places = self._given, self._ways.places
@@ -131,10 +131,10 @@ class _Following:
         return session
 
     def _so_far(self) -> CallGraph:
-        plan, calls, spans = self.native.at()
-        if plan < 0:
+        number, calls, spans = self.native.at()
+        if number < 0:
             return CallGraph([], [])
-        known = self._ways.plans[plan]
+        known = self._ways.plans[number]
         return CallGraph(known.calls[:calls], known.spans[:spans])
 
 
@@ -216,9 +216,9 @@ class Ways:
         try:
             result = call.run()
             if call.session is None:
-                plan = call.native.plan
-                recording.plan = self.plans[plan]
-                recording.not_required |= self._without[plan]
+                number = call.native.plan
+                recording.plan = self.plans[number]
+                recording.not_required |= self._without[number]
             else:
                 self._learn(call, recording.graph, rules)
         finally:

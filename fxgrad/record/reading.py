@@ -63,10 +63,10 @@ def _activity(counts: Sequence[float], units: Units) -> Activity:
 
 
 def _rows(parts: Sequence[EventRecord | None]) -> _Rows:
-    kept = [part for part in parts if part is not None]
-    for part in kept:
+    present = [part for part in parts if part is not None]
+    for part in present:
         part.settle()
-    return _on_host(kept)
+    return _on_host(present)
 
 
 def _read(part: EventRecord, rows: _Rows) -> list[Statistics | None]:
