@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from fxgrad.presenting import presenter
 from fxgrad.schema.flow import GradientFlow
-from fxgrad.schema.late import late
 from fxgrad.schema.words import NormWord
 
 if TYPE_CHECKING:
@@ -24,9 +24,9 @@ class History(tuple[GradientFlow, ...]):
 
     def to_csv(self, path: str | Path | None = None, *, of: Literal["values", "parameters"] = "values") -> str:
         """A row for each step and value (or parameter); also written to ``path`` if given."""
-        text: str = late("fxgrad.frames", "to_csv")(self, of)
+        text: str = presenter().to_csv(self, of)
         if path is not None:
-            late("fxgrad.store", "write_whole")(Path(path), text)
+            presenter().write_whole(Path(path), text)
         return text
 
     def to_pandas(self, *, of: Literal["values", "parameters"] = "values") -> pd.DataFrame:
@@ -35,8 +35,7 @@ class History(tuple[GradientFlow, ...]):
         Raises:
             OptionError: pandas is not installed, or ``of`` is unknown.
         """
-        frame: pd.DataFrame = late("fxgrad.frames", "to_pandas")(self, of)
-        return frame
+        return presenter().to_pandas(self, of)
 
     def plot(
         self, path: str | Path | None = None, *, norm: NormWord = "l2_norm", values: Sequence[str] = ()
@@ -49,8 +48,7 @@ class History(tuple[GradientFlow, ...]):
             OptionError: matplotlib is not installed, there is no flow, or ``norm`` is unknown or was not measured.
             SiteNotFoundError: the latest flow has no value of that name.
         """
-        figure: Figure = late("fxgrad.render.plots", "plot_history")(self, path, norm=norm, values=values)
-        return figure
+        return presenter().plot_history(self, path, norm=norm, values=values)
 
     def __repr__(self) -> str:
         """How many there are, and which."""
@@ -61,5 +59,4 @@ class History(tuple[GradientFlow, ...]):
 
     def __str__(self) -> str:
         """A line for each backward pass: what went in at the loss side, what came to the inputs, and NaN or Inf."""
-        text: str = late("fxgrad.render.lines", "history_text")(self)
-        return text
+        return presenter().history_text(self)
