@@ -273,6 +273,11 @@ class Engine:
         self.recorder.close_events()
         return self._completed(self._finished())
 
+    def latest(self, count: int) -> list[GradientFlow]:
+        """The flows of the latest kept events, at most ``count``, oldest first."""
+        self.recorder.close_events()
+        return self._completed(self._finished()[-count:])
+
     def _finished(self) -> list[EventRecord]:
         """The kept events of forward calls that returned; one that raised has no graph."""
         return [
