@@ -12,8 +12,8 @@ from torch import Tensor, distributed
 
 from fxgrad.diagnosis import diagnose
 from fxgrad.errors import LogWarning, NoFlowError, OptionError
+from fxgrad.loading import loaded
 from fxgrad.schema import Finding, GradientFlow, Log, LogEntry
-from fxgrad.schema.late import late
 from fxgrad.torch_support.private import (
     current_backward,
     functorch_active,
@@ -47,7 +47,7 @@ def checked_logs(log_to: Any, log_every: Any, *, status: bool = False) -> tuple[
                 "fxgrad.integrations: CsvLog('gradients.csv'), TensorBoardLog(writer), WandbLog(run), MlflowLog()"
             )
             raise OptionError(message)
-    return (*listed, late("fxgrad.render.status", "StatusLine")()) if status else listed
+    return (*listed, loaded("fxgrad.render.status").StatusLine()) if status else listed
 
 
 class Logbook:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from fxgrad.schema.late import late
+from fxgrad.loading import loaded
 
 if TYPE_CHECKING:
     from fxgrad.integrations.accelerate import AccelerateLog, watch_prepared
@@ -55,7 +55,7 @@ def __getattr__(name: str) -> Any:
     if name not in _HOME:
         message = f"module 'fxgrad.integrations' has no attribute {name!r}"
         raise AttributeError(message)
-    value = late(f"{__name__}.{_HOME[name]}", name)
+    value = getattr(loaded(f"{__name__}.{_HOME[name]}"), name)
     globals()[name] = value
     return value
 
