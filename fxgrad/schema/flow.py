@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from fxgrad.schema.drawing import PictureWords, TableWords
+from fxgrad.schema.drawing import PageWords, PictureWords, TableWords
 from fxgrad.schema.failure import Failure
 from fxgrad.schema.findings import Diagnosis, Finding, NotChecked
 from fxgrad.schema.late import late as _late
@@ -186,6 +186,19 @@ class GradientFlow(_Judged):
     def to_svg(self, path: str | Path | None = None, **options: Unpack[PictureWords]) -> str:
         """The picture as SVG text, also written to ``path`` if given; options as for ``to_dot``."""
         text: str = _late("fxgrad.render.svg", "to_svg")(self, path, self._with_findings(options))
+        return text
+
+    def to_html(self, path: str | Path | None = None, **options: Unpack[PageWords]) -> str:
+        """An interactive page in one file, opened without a network; also written to ``path`` if given.
+
+        Options: see ``fxgrad.schema.PageWords``.
+
+        Raises:
+            OptionError: an unknown option or value, or a norm that was not measured at this level.
+            FlowFileError: the file cannot be written.
+        """
+        given = {"findings": self.diagnosis} if options.get("findings") is None else {}
+        text: str = _late("fxgrad.render.page", "to_html")(self, path, {**options, **given})
         return text
 
     def to_json(self, path: str | Path | None = None) -> str:
