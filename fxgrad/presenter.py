@@ -26,8 +26,8 @@ from fxgrad.store import to_json, write_whole
 
 __all__ = [
     "comparison_svg", "comparison_text", "diagnose", "find_site", "finding_line", "findings_html", "findings_rich",
-    "findings_text", "flow_at", "flow_page", "flow_svg", "flow_text", "history_text", "module_flows", "notebook_html", "plot_flow",
-    "plot_history", "report", "sampled", "series_of", "site_text", "table", "to_csv", "to_dot", "to_json",
+    "findings_text", "flow_at", "flow_page", "flow_svg", "flow_text", "history_text", "module_flows", "notebook_html",
+    "plot_flow", "plot_history", "report", "sampled", "series_of", "site_text", "table", "to_csv", "to_dot", "to_json",
     "to_networkx", "to_pandas", "write_whole",
 ]  # fmt: skip
 
