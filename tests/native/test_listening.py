@@ -73,7 +73,7 @@ def test_a_profiler_that_is_switched_on_inside_of_the_forward() -> None:
 @pytest.fixture
 def op() -> Iterator[torch.library.Library]:
     """An operator that is written in Python and calls a model."""
-    with torch.library._scoped_library("fxgrad_listening", "FRAGMENT") as library:  # noqa: SLF001  # goes with the test
+    with torch.library._scoped_library("fxgrad_listening", "FRAGMENT") as library:  # goes with the test
         library.define("twice(Tensor x) -> Tensor")
         library.impl("twice", _twice, "CompositeImplicitAutograd")
         yield library
