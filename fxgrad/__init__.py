@@ -17,14 +17,16 @@ What happens inside, left to right; each arrow is a frozen dataclass of ``fxgrad
                                                                                                            │
          findings   to_networkx()   to_json()   table()   to_dot()   to_svg()   ◀──────────────────────────┘
 
-Importing ``fxgrad`` imports nothing else: each name below is loaded when it is first used, so that a saved flow can
-be read and drawn without torch.
+Importing ``fxgrad`` imports nothing of weight: each name below is loaded when it is first used, so that a saved flow
+can be read and drawn without torch.
 """
 
 from __future__ import annotations
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from fxgrad.presenting import Presenter, presented_by
 
 if TYPE_CHECKING:
     from fxgrad import rules, testing
@@ -136,6 +138,15 @@ _HOME = {
     "testing": "fxgrad",
     "watch": "fxgrad.api",
 }
+
+
+def _presenter() -> Presenter:
+    from fxgrad import presenter
+
+    return presenter
+
+
+presented_by(_presenter)
 
 
 def __getattr__(name: str) -> Any:
