@@ -53,6 +53,7 @@ def test_import_does_nothing_else() -> None:
         "render.picture",
         "render.report",
         "render.comparing",
+        "render.page",
         "render.plots",
         "comparison",
         "frames",
