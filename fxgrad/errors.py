@@ -50,8 +50,16 @@ class FlowFileError(FxgradError, ValueError):
     """A file is not a flow, is damaged, or was written by a newer version."""
 
 
+class RunFileError(FxgradError, OSError):
+    """A run file cannot be written or read, is something else or damaged, or was written by a newer version."""
+
+
 class GraphvizMissingError(FxgradError, ImportError):
     """No Graphviz engine is installed, so that no picture can be laid out."""
+
+
+class MissingPackageError(FxgradError, ImportError):
+    """A package that an integration is for is not installed."""
 
 
 class WatchError(FxgradError, RuntimeError):
@@ -64,6 +72,10 @@ class RuleError(FxgradError, ValueError):
 
 class FindingWarning(UserWarning):
     """What ``fxgrad.watch(limits=...)`` warns with where it was given no ``on_finding``."""
+
+
+class LogWarning(UserWarning):
+    """What ``fxgrad.watch(log_to=...)`` warns with where a log failed, which gets no more entries."""
 
 
 class UnhealthyError(FxgradError, AssertionError):

@@ -14,7 +14,8 @@ from torch.optim import Optimizer
 
 from fxgrad.diagnosis.limits import checked_limits
 from fxgrad.engine.alarms import Alarms, OnFinding, checked_listener
-from fxgrad.engine.holding import host_of, hosting, refuse_unhostable
+from fxgrad.engine.forward_patch import patched_forward_of, patching, refuse_unpatchable
+from fxgrad.engine.logbook import Logbook
 from fxgrad.engine.step import Engine, Options
 from fxgrad.engine.training import Training, checked_optimizers, checked_scaler
 from fxgrad.errors import NoFlowError, WatchError
@@ -34,12 +35,14 @@ class Around:
         scaler: of the loss.
         limits: by statistics word.
         on_finding: who is told of findings.
+        logbook: the logs, where there are any.
     """
 
     optimizers: tuple[Optimizer, ...] = ()
     scaler: GradScaler | None = None
     limits: Mapping[str, float] = field(default_factory=dict)
     on_finding: OnFinding | None = None
+    logbook: Logbook = field(default_factory=Logbook)
 
     @staticmethod
     def of(level: Level, *, optimizer: Any, scaler: Any, limits: Any, on_finding: Any) -> Around:
@@ -52,7 +55,7 @@ class Around:
         return Around(checked_optimizers(optimizer), checked_scaler(scaler), checked, checked_listener(on_finding))
 
 
-_PUBLIC = ("active", "alarms", "diagnose", "flow", "history", "pause", "remove", "resume")
+_PUBLIC = ("active", "alarms", "diagnose", "flow", "history", "log", "note", "pause", "remove", "resume")
 
 
 class Watch:
@@ -77,12 +80,14 @@ class Watch:
         self._forwards = 0
         self._paused = False
         self.one_shot = one_shot
-        host = hosting(model)
+        patched = patching(model)
         kind = GraphEngine if options.capture == "symbolic" else Engine
-        self.engine = kind(model, host.plain, options)
-        self._host = host.take_in(self)
-        self._host.one_shots += one_shot
-        self._training, self._alarms = self._surround(Around() if around is None else around)
+        self.engine = kind(model, patched.plain, options)
+        self._patched = patched.add(self)
+        self._patched.one_shots += one_shot
+        around = Around() if around is None else around
+        self._training, self._alarms = self._surround(around)
+        self._logbook = around.logbook.opened(self.engine.latest, self._alarms.report)
 
     def _surround(self, around: Around) -> tuple[Training | None, Alarms]:
         engine = self.engine
@@ -96,7 +101,10 @@ class Watch:
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the model's own forward, observed where this call is to be."""
-        return self.engine.run(args, kwargs, observe=self._wants())
+        observe = self._wants()
+        if observe and self._model.training:
+            self._logbook.forward(self._forwards - 1)
+        return self.engine.run(args, kwargs, observe=observe)
 
     def _wants(self) -> bool:
         if self._paused or not self.engine.recorder.on:
@@ -119,11 +127,11 @@ class Watch:
         Raises:
             NoFlowError: no backward pass has run through an observed forward call yet.
         """
-        self._host.stay()
+        self._patched.stay()
         try:
             return self.engine.flow()
         except NoFlowError as error:
-            if not self._host.covered:
+            if not self._patched.covered:
                 raise
             name = type(self._model).__name__
             message = (
@@ -134,7 +142,7 @@ class Watch:
     @property
     def history(self) -> History:
         """The flows of the latest backward events (at most 128), oldest first; one per forward call of an event."""
-        self._host.stay()
+        self._patched.stay()
         return History(self.engine.history())
 
     def diagnose(self, thresholds: Thresholds | None = None) -> Diagnosis:
@@ -153,6 +161,29 @@ class Watch:
         self._alarms.report(found.findings)
         return found
 
+    def note(self, **scalars: float | torch.Tensor) -> None:
+        """Keep numbers that stand beside the gradients in the logs: ``watch.note(loss=loss)``.
+
+        The latest of each name is written.  A tensor with one element stays on its device until then.
+
+        Raises:
+            OptionError: one is no single number.
+        """
+        self._logbook.note(scalars)
+
+    def log(self, step: int | None = None) -> bool:
+        """Write the latest flow, its findings and the notes to the logs of ``log_to`` now.
+
+        Waits for the device, once.  Does nothing where no backward pass has come since it was done last.
+
+        Args:
+            step: the number that the entry gets; None: that of the latest training forward, from 0.
+
+        Returns:
+            Whether there was something to write.
+        """
+        return self._logbook.write(step)
+
     @property
     def alarms(self) -> tuple[Finding, ...]:
         """The latest alarms of ``limits`` (at most 128), oldest first."""
@@ -167,16 +198,16 @@ class Watch:
         """Stop observing until ``resume``: calls run the model's own forward, and parameters carry no hooks of ours."""
         if self.active:
             self._paused = True
-            self._tell(paused=True)
-            self.engine.recorder.settle()
+            self._note_pause(paused=True)
+            self.engine.recorder.close_events()
             self.engine.parameters.remove()
 
     def resume(self) -> None:
         """Observe again after ``pause``."""
         self._paused = False
-        self._tell(paused=False)
+        self._note_pause(paused=False)
 
-    def _tell(self, *, paused: bool) -> None:
+    def _note_pause(self, *, paused: bool) -> None:
         if self._training is not None:
             self._training.paused = paused
 
@@ -184,11 +215,12 @@ class Watch:
         """Give the model back as it was.  What was recorded stays readable.  May be called twice."""
         if not self.engine.recorder.on:
             return
+        self._logbook.finish()
         self.engine.close()
         if self._training is not None:
             self._training.remove()
-        self._host.one_shots -= self.one_shot
-        self._host.leave(self)
+        self._patched.one_shots -= self.one_shot
+        self._patched.take_out(self)
 
     def __repr__(self) -> str:
         """The model's class, and how it stands."""
@@ -216,9 +248,9 @@ class Watch:
 
 def watch_of(model: nn.Module) -> Watch | None:
     """The watch that is on this very model, if any."""
-    host = host_of(model)
-    guests = host.guests if host is not None else []
-    return next((guest for guest in guests if isinstance(guest, Watch) and not guest.one_shot), None)
+    patched = patched_forward_of(model)
+    patches = patched.patches if patched is not None else []
+    return next((patch for patch in patches if isinstance(patch, Watch) and not patch.one_shot), None)
 
 
 def refuse_unwatchable(model: Any) -> None:
@@ -227,7 +259,7 @@ def refuse_unwatchable(model: Any) -> None:
     Raises:
         WatchError: not a module, a compiled or scripted module, or one that is watched already.
     """
-    refuse_unhostable(model, "watch")
+    refuse_unpatchable(model, "watch")
     if watch_of(model) is not None:
         message = f"this {type(model).__name__} is watched already; call remove() on the first watch, or use its flow()"
         raise WatchError(message)
