@@ -31,6 +31,7 @@ _CAUSES = frozenset({
 })  # fmt: skip
 #: Operations that have no value, or no derivative, for some numbers of an ordinary size.
 _BOUNDED = frozenset({"log", "sqrt", "rsqrt", "pow", "div", "acos", "asin", "acosh", "atanh", "logit", "erfinv"})
+_LEAP = 10.0  # by which the gain of a node rises out of the blue, where steps that overshoot let it grow
 _ORDINARY = 1e3  # of what an operation takes: above it the values have run away
 _MANY = 3  # findings of one check and severity that are shown side by side; the others stand inside of the first
 _GROUPED = frozenset({"saturated", "starved", "scale_break"})
@@ -103,9 +104,10 @@ def explains(evidence: Evidence, cause: Finding, finding: Finding) -> bool:  # n
 
 
 def _ruins(cause: Finding, finding: Finding) -> bool:
-    """Whether an explosion, or a batch that is odd, is why a step was far too large or made the weights non-finite."""
+    """Whether an explosion is why a step was far too large, or made the weights non-finite; or one flow that was odd."""
     exploded = cause.rule in {"exploding", "scale_break"} and cause.evidence.get("decades", 0.0) > 0
-    if not exploded and not (cause.rule == "spike" and "batch_factor" in cause.evidence):
+    odd = "batch_factor" in cause.evidence or cause.evidence.get("gain_factor", 0.0) > _LEAP
+    if not exploded and not (cause.rule == "spike" and odd):
         return False
     stepped = finding.rule == "update_size" and finding.severity == "error"
     return (stepped or _spoilt_weights(finding)) and (finding.backward or 0) >= (cause.backward or 0)

@@ -20,8 +20,8 @@ from fxgrad.schema import Finding, ParameterRecord, Site
 def loss_seed(evidence: Evidence) -> Iterator[Finding]:
     """Root mean square of the gradient at an output, times its entries per sample, the loss scale divided out.
 
-    Information: the scale of a loss is the user's.  A warning where all outputs get nothing but zeros, in one flow, in
-    all recent ones, or in any for want of a label, which makes the loss NaN.
+    Information: the scale of a loss is the user's, and so is a batch without a label among others.  A warning where all
+    outputs get nothing but zeros, in one flow or in all recent ones.
     """
     view = evidence.view
     seeds = [site for site in seeds_of(view) if site.statistics is not None and not site.statistics.nonfinite]
@@ -74,12 +74,13 @@ def _zero_seed(evidence: Evidence, site: Site) -> Finding:
 
 
 def _no_label(evidence: Evidence, views: Sequence[FlowView]) -> Finding:
-    """Batches without a label among others."""
+    """Batches without a label among others: the loss is NaN, the weights go on as if nothing had been."""
     first, cause = views[0], of_zero_loss(views[0])
     draft = Draft(
-        evidence, "loss_seed", "warning",
+        evidence, "loss_seed", "info",
         f"in backward {first.flow.event.backward} the gradient that the loss sends to the model is zero all over, and "
-        f"its mean is NaN; so in {len(views)} of {len(evidence.views)} backward passes. Likely: {cause.why}",
+        f"the loss, a mean over no labels, NaN; so in {len(views)} of {len(evidence.views)} backward passes. Likely: "
+        + cause.why,
         cause.mend, {"backwards": len(views), "of": len(evidence.views)},
     )  # fmt: skip
     return draft.at(None, view=first, confidence="several steps")
