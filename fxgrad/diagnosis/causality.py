@@ -104,7 +104,7 @@ def explains(evidence: Evidence, cause: Finding, finding: Finding) -> bool:  # n
 
 
 def _ruins(cause: Finding, finding: Finding) -> bool:
-    """Whether an explosion is why a step was far too large, or made the weights non-finite; or one flow that was odd."""
+    """Whether an explosion, or one flow that was odd, is why a step was too large or made the weights non-finite."""
     exploded = cause.rule in {"exploding", "scale_break"} and cause.evidence.get("decades", 0.0) > 0
     odd = "batch_factor" in cause.evidence or cause.evidence.get("gain_factor", 0.0) > _LEAP
     if not exploded and not (cause.rule == "spike" and odd):
