@@ -257,7 +257,7 @@ def _of_zero_cross_entropy(view: FlowView) -> Cause:
             "nothing where the task is learnt; otherwise make the outputs smaller (a temperature, initial weights, a "
             "scale in front of the loss)",
         )
-    return Cause("cross_entropy gives that where every label is its ignore_index",
+    return Cause("cross_entropy gives that where every label is its ignore_index (or where it is over a single logit)",
                  "check labels and ignore_index, and skip batches without a label")  # fmt: skip
 
 

@@ -9,6 +9,7 @@ from tests.faults import (
     advice,
     always_zero,
     cancelled,
+    causes,
     dead,
     detached,
     exploding,
@@ -48,7 +49,8 @@ REGISTERS: tuple[Register, ...] = (
     detached.DETACHED, detached.UNUSED, underflow.UNDERFLOW, training.TRAINING, unregistered.UNREGISTERED,
     always_zero.STUCK, always_zero.UNFED, always_zero.CUT, always_zero.SINGLE, always_zero.UNROUTED,
     optimizer.MISSES, optimizer.IDLE, optimizer.UNCLEARED, optimizer.ROUNDING, optimizer.DECAY, optimizer.SPOILT,
-    losses.TWICE, losses.TARGETS, cancelled.CANCELLED, advice.ADVICE, practice.PRACTICE, traps.TRAPS, healthy.HEALTHY,
+    losses.TWICE, losses.TARGETS, cancelled.CANCELLED, advice.ADVICE, practice.PRACTICE, causes.CAUSES,
+    traps.TRAPS, healthy.HEALTHY,
 )  # fmt: skip
 PROGRAMS: tuple[Program, ...] = tuple(program for register in REGISTERS for program in register.programs)
 UNSEEN: tuple[Program, ...] = tuple(PLACED.programs)
