@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import threading
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -94,6 +95,7 @@ class Engine:
         self._windows = Windows()
         self._latest_report: tuple[Any, CaptureReport | None] = (None, None)  # the same in most steps
         self._recorders = Recorders(self.recorder, self.modules, self.parameters, options)
+        self._reading = threading.Lock()  # what is kept of an event is brought into form by who reads it first
 
     @property
     def plan(self) -> CallGraph | None:
@@ -308,7 +310,23 @@ class Engine:
         """The flow of an event, without what lies around the backward pass; made once."""
         if kept.flow is None:
             self._recorders.rename(kept.recording)
-            kept.flow = flow = assemble(kept, self.loss_words, self.options.level)
+            kept.flow = self._assembled(kept)
+        return kept.flow
+
+    def later(self, kept: EventRecord) -> Callable[[], GradientFlow]:
+        """What makes the flow of an event in another thread, with what is known now of the training around it."""
+        self._recorders.rename(kept.recording)
+        known = None if self.training is None else self.training.known(kept)
+
+        def made() -> GradientFlow:
+            flow = self._assembled(kept) if kept.flow is None else kept.flow
+            return flow if known is None else known.complete(kept, flow)
+
+        return made
+
+    def _assembled(self, kept: EventRecord) -> GradientFlow:
+        with self._reading:
+            flow = assemble(kept, self.loss_words, self.options.level)
             own = [site.statistics for site in flow.sites]
             if kept.recording.edges is not None:
                 edges = dict(zip(kept.recording.plan.uses, flow.edges, strict=True))
@@ -317,7 +335,7 @@ class Engine:
             numbers = [number for number, _, _ in kept.recording.parameters]
             found = dict(zip(numbers, (record.statistics for record in flow.parameters), strict=True))
             _escalate(self.recorder.escalated, found)
-        return kept.flow
+        return flow
 
 
 def _escalate(marked: set[int], found: Mapping[int, Statistics | None]) -> None:

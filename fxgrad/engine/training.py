@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -130,26 +132,26 @@ class Training:
         return [self._complete(kept, flow, readings) for kept, flow in zip(events, flows, strict=True)]
 
     def _complete(self, kept: EventRecord, flow: GradientFlow, readings: tuple[Reading, ...]) -> GradientFlow:
-        position = next((n for n, reading in enumerate(readings) if reading.event == kept.event), None)
-        steps = [step for one in self._optimizers if (step := one.of(kept.event)) is not None]
-        if position is not None and _thrown_away(readings[position:], steps):
-            steps = []
-        skipped, asked = self._skipped(readings, position)
-        missing = self._others.among(_registered(kept), self._grouped()) if self._optimizers else ((), ())
-        token = (*steps, skipped, asked, missing)
-        if kept.completed is not None and kept.completed[0] == token:
-            return kept.completed[1]
-        scale = None if position is None else readings[position].scale
-        made = _completed(flow, kept, scale, steps)
-        if self._optimizers:
-            facts = tuple(step.read()[0] for step in steps)
-            number = next((one.number for one in facts if one.number is not None), None)
-            word = " + ".join(dict.fromkeys(one.type for one in self._optimizers))
-            made = dataclasses.replace(made, optimizer=OptimizerFacts(
-                word, number, skipped, asked, *missing, facts, others=self._elsewhere(kept),
-            ))  # fmt: skip
-        kept.completed = (token, made)
-        return made
+        known = self._known(kept, lambda: readings)
+        token = known.token(kept)
+        if kept.completed is None or kept.completed[0] != token:
+            kept.completed = (token, known.complete(kept, flow))
+        return kept.completed[1]
+
+    def known(self, kept: EventRecord) -> Known:
+        """What is known now of an event, for another thread to complete its flow with; waits for no device."""
+        return self._known(kept, (lambda: ()) if self._scales is None else self._scales.kept(self._calls))
+
+    def _known(self, kept: EventRecord, readings: Callable[[], tuple[Reading, ...]]) -> Known:
+        optimizers = self._optimizers
+        steps = tuple(step for one in optimizers if (step := one.of(kept.event)) is not None)
+        if not optimizers:
+            return Known(readings, steps)
+        word = " + ".join(dict.fromkeys(one.type for one in optimizers))
+        missing = self._others.among(_registered(kept), self._grouped())
+        facts = OptimizerFacts(word, None, 0, 0, *missing, others=self._elsewhere(kept))
+        in_kernel = any(one.in_kernel for one in optimizers)
+        return Known(readings, steps, facts, functools.partial(self._skipped, in_kernel=in_kernel))
 
     def _elsewhere(self, kept: EventRecord) -> int:
         """How many parameters of the optimizers are none of the model's."""
@@ -167,11 +169,52 @@ class Training:
             return ()
         return (*self._scales.read(), self._scales.present(self._calls))
 
-    def _skipped(self, readings: tuple[Reading, ...], position: int | None) -> tuple[int, int]:
-        if self._scales is None or position is None or not self._optimizers:
-            return 0, 0
-        in_kernel = any(one.in_kernel for one in self._optimizers)
-        return self._scales.skipped(readings[: position + 2], in_kernel=in_kernel)
+    def _skipped(self, readings: tuple[Reading, ...], *, in_kernel: bool) -> tuple[int, int]:
+        return (0, 0) if self._scales is None else self._scales.skipped(readings, in_kernel=in_kernel)
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What is known at some time of the training around one event.
+
+    Attributes:
+        readings: gives the loss scales so far, and the one now; copies them to the host.
+        steps: of the optimizers, behind the event.
+        facts: of the optimizers, without those of the steps; None where there is no optimizer.
+        skipped: how many steps were skipped between readings, and among how many.
+    """
+
+    readings: Callable[[], tuple[Reading, ...]]
+    steps: tuple[Step, ...]
+    facts: OptimizerFacts | None = None
+    skipped: Callable[[tuple[Reading, ...]], tuple[int, int]] = lambda _: (0, 0)
+
+    def token(self, kept: EventRecord) -> object:
+        """Equal where nothing more is known."""
+        _, steps, skipped, asked = self._behind(kept)
+        facts = self.facts
+        return (*steps, skipped, asked, None if facts is None else (facts.missing, facts.moved))
+
+    def complete(self, kept: EventRecord, flow: GradientFlow) -> GradientFlow:
+        """The flow with it.  Copies to the host."""
+        scale, steps, skipped, asked = self._behind(kept)
+        made = _completed(flow, kept, scale, steps)
+        if self.facts is None:
+            return made
+        found = tuple(step.read()[0] for step in steps)
+        number = next((one.number for one in found if one.number is not None), None)
+        facts = dataclasses.replace(self.facts, step=number, skipped=skipped, asked=asked, steps=found)
+        return dataclasses.replace(made, optimizer=facts)
+
+    def _behind(self, kept: EventRecord) -> tuple[float | None, tuple[Step, ...], int, int]:
+        """The loss scale, the steps that used the event, and how many were skipped among how many."""
+        readings = self.readings()
+        position = next((n for n, reading in enumerate(readings) if reading.event == kept.event), None)
+        if position is None:
+            return None, self.steps, 0, 0
+        steps = () if _thrown_away(readings[position:], self.steps) else self.steps
+        skipped = self.skipped(readings[: position + 2]) if self.facts is not None else (0, 0)
+        return readings[position].scale, steps, *skipped
 
 
 class _Others:

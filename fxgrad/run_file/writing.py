@@ -21,9 +21,10 @@ from fxgrad.plain import plain
 from fxgrad.run_file.blocks import fold, thin
 from fxgrad.run_file.numbers import Fixed, columns, prototype, split
 from fxgrad.run_file.packing import packed, row
+from fxgrad.run_file.structures import difference, whole
 from fxgrad.run_file.tables import BLOCK, open_to_write, told
 from fxgrad.schema import Finding, GradientFlow
-from fxgrad.store import strict_json, to_json
+from fxgrad.store import strict_json
 
 __all__ = ["EVERY", "Keep", "RunFile", "checked_keep"]
 
@@ -31,7 +32,7 @@ __all__ = ["EVERY", "Keep", "RunFile", "checked_keep"]
 Keep = tuple[int, int] | None
 #: Of the flows before the ones that are kept whole, where only their number was given.
 EVERY = 100
-_REMEMBERED = 16  # structures that are known without a look into the file
+_REMEMBERED = 64  # structures that are known without a look into the file
 
 
 def checked_keep(keep: Any) -> Keep:
@@ -70,6 +71,7 @@ class RunFile:
         self._first = 0 if last is None else last + 1
         self._begun = False
         self._fixed: Fixed = {}
+        self._base: tuple[int, GradientFlow] | None = None
         self._known: dict[tuple[Any, ...], int] = {}
 
     @classmethod
@@ -168,7 +170,8 @@ class RunFile:
                 yield
                 self._file.execute("COMMIT")
             except BaseException:
-                self._known.clear()  # ids of structures that are not there any more
+                self._known.clear()  # what was written of structures is not there any more
+                self._base = None
                 if self._file.in_transaction:
                     self._file.execute("ROLLBACK")
                 raise
@@ -199,20 +202,29 @@ class RunFile:
     def _structure(self, flow: GradientFlow) -> int:
         """The number of the flow's prototype, which is written if it is new."""
         common = prototype(flow)
-        text = to_json(common)
         names = json.dumps([astuple(column) for column in columns(common)], separators=(",", ":"))
-        layout = self._shared("layouts", names, "names")
-        return self._shared("structures", text, "layout, flow", (layout,))
+        layout = self._shared("layouts", names, {"names": packed(names)})
+        base = None if self._base is None else difference(common, self._base[1])
+        if base is not None and self._base is not None:
+            number = self._base[0]
+            return self._shared("structures", f"{number} {base}", {
+                "layout": layout, "base": number, "flow": packed(base),
+            })  # fmt: skip
+        text = whole(common)
+        number = self._shared("structures", text, {"layout": layout, "flow": packed(text)})
+        self._base = number, common
+        return number
 
-    def _shared(self, table: str, text: str, fields: str, values: tuple[int, ...] = ()) -> int:
+    def _shared(self, table: str, text: str, values: Mapping[str, int | bytes]) -> int:
+        """The number of what has this text, which is written if it is new."""
         digest = hashlib.sha256(text.encode()).digest()
         found = self._file.execute(f"SELECT id FROM {table} WHERE digest=?", (digest,)).fetchone()  # noqa: S608
         if found is not None:
             return int(found[0])
-        marks = ", ".join("?" * (2 + len(values)))
+        marks = ", ".join("?" * (1 + len(values)))
         done = self._file.execute(
-            f"INSERT INTO {table}(digest, {fields}) VALUES ({marks})",  # noqa: S608  # names of ours
-            (digest, *values, packed(text)),
+            f"INSERT INTO {table}(digest, {', '.join(values)}) VALUES ({marks})",  # noqa: S608  # names of ours
+            (digest, *values.values()),
         )
         return done.lastrowid or 0
 
