@@ -324,6 +324,10 @@ class Engine:
 
         return made
 
+    def stepped(self, kept: EventRecord) -> bool | None:
+        """Whether the optimizer's step behind an event is known by now; None where there is no optimizer."""
+        return None if self.training is None else self.training.stepped(kept)
+
     def _assembled(self, kept: EventRecord) -> GradientFlow:
         with self._reading:
             flow = assemble(kept, self.loss_words, self.options.level)

@@ -138,6 +138,11 @@ class Training:
             kept.completed = (token, known.complete(kept, flow))
         return kept.completed[1]
 
+    def stepped(self, kept: EventRecord) -> bool | None:
+        """Whether a step that used the event has been taken; None where there is no optimizer."""
+        optimizers = self._optimizers
+        return any(one.of(kept.event) is not None for one in optimizers) if optimizers else None
+
     def known(self, kept: EventRecord) -> Known:
         """What is known now of an event, for another thread to complete its flow with; waits for no device."""
         return self._known(kept, (lambda: ()) if self._scales is None else self._scales.kept(self._calls))

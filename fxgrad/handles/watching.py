@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -16,11 +16,13 @@ from fxgrad.diagnosis.limits import checked_limits
 from fxgrad.engine.alarms import Alarms, OnFinding, checked_listener
 from fxgrad.engine.holding import host_of, hosting, refuse_unhostable
 from fxgrad.engine.logbook import Logbook
+from fxgrad.engine.run_writer import RunOptions, RunWriter
 from fxgrad.engine.step import Engine, Options
 from fxgrad.engine.training import Training, checked_optimizers, checked_scaler
 from fxgrad.errors import NoFlowError, WatchError
 from fxgrad.handles.graphs import GraphEngine
-from fxgrad.schema import Diagnosis, Finding, GradientFlow, History, Level
+from fxgrad.record.recorder import EventRecord
+from fxgrad.schema import Diagnosis, Finding, GradientFlow, History, Level, RunFileReport
 
 if TYPE_CHECKING:
     from fxgrad.diagnosis import Thresholds
@@ -36,6 +38,7 @@ class Around:
         limits: by statistics word.
         on_finding: who is told of findings.
         logbook: the logs, where there are any.
+        run_file: the run file, where there is to be one.
     """
 
     optimizers: tuple[Optimizer, ...] = ()
@@ -43,6 +46,7 @@ class Around:
     limits: Mapping[str, float] = field(default_factory=dict)
     on_finding: OnFinding | None = None
     logbook: Logbook = field(default_factory=Logbook)
+    run_file: RunOptions | None = None
 
     @staticmethod
     def of(level: Level, *, optimizer: Any, scaler: Any, limits: Any, on_finding: Any) -> Around:
@@ -55,7 +59,7 @@ class Around:
         return Around(checked_optimizers(optimizer), checked_scaler(scaler), checked, checked_listener(on_finding))
 
 
-_PUBLIC = ("active", "alarms", "diagnose", "flow", "history", "log", "note", "pause", "remove", "resume")
+_PUBLIC = ("active", "alarms", "diagnose", "flow", "history", "log", "note", "pause", "remove", "resume", "run_file")
 
 
 class Watch:
@@ -75,6 +79,8 @@ class Watch:
         """``one_shot``: for a single call, which may lie above an outer watch on the same model."""
         if not one_shot:
             refuse_unwatchable(model)
+        around = Around() if around is None else around
+        self._run = None if around.run_file is None else RunWriter(around.run_file)  # before the model is touched
         self._model = model
         self._every = every
         self._forwards = 0
@@ -85,7 +91,6 @@ class Watch:
         self.engine = kind(model, host.plain, options)
         self._host = host.take_in(self)
         self._host.one_shots += one_shot
-        around = Around() if around is None else around
         self._training, self._alarms = self._surround(around)
         self._logbook = around.logbook.opened(self.engine.latest, self._alarms.report)
 
@@ -95,8 +100,12 @@ class Watch:
             engine.training = Training(engine.recorder, around.optimizers, around.scaler)
         scale_of = (lambda _: None) if engine.training is None else engine.training.scale_of
         alarms = Alarms(around.limits, around.on_finding, engine.flow_of, scale_of)
-        if around.limits:
-            engine.recorder.ended = alarms.ended
+        ended = [alarms.ended] if around.limits else []
+        if self._run is not None:
+            alarms.noted = self._run.found
+            ended.append(self._run.opened(engine.later, engine.stepped).ended)
+        if ended:
+            engine.recorder.ended = _each(ended)
         return engine.training, alarms
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -104,6 +113,8 @@ class Watch:
         observe = self._wants()
         if observe and self._model.training:
             self._logbook.forward(self._forwards - 1)
+            if self._run is not None:
+                self._run.forward()
         return self.engine.run(args, kwargs, observe=observe)
 
     def _wants(self) -> bool:
@@ -169,7 +180,9 @@ class Watch:
         Raises:
             OptionError: one is no single number.
         """
-        self._logbook.note(scalars)
+        kept = self._logbook.note(scalars)
+        if self._run is not None:
+            self._run.note(kept)
 
     def log(self, step: int | None = None) -> None:
         """Write the latest flow, its findings and the notes to the logs of ``log_to`` now.
@@ -180,6 +193,11 @@ class Watch:
             step: the number that the entry gets; None: that of the latest training forward, from 0.
         """
         self._logbook.write(step)
+
+    @property
+    def run_file(self) -> RunFileReport | None:
+        """How the run file stands: how many flows were written and missed, and why; None where there is none."""
+        return None if self._run is None else self._run.report
 
     @property
     def alarms(self) -> tuple[Finding, ...]:
@@ -218,11 +236,14 @@ class Watch:
             self._training.remove()
         self._host.one_shots -= self.one_shot
         self._host.leave(self)
+        if self._run is not None:
+            self._run.finish()
 
     def __repr__(self) -> str:
         """The model's class, and how it stands."""
         state = "removed" if not self.active else "paused" if self._paused else "active"
-        return f"Watch({type(self._model).__name__[:40]}, {state}, {self._forwards} training forwards seen)"
+        lacking = f", run file: {self._run.report.error}" if self._run is not None and self._run.report.error else ""
+        return f"Watch({type(self._model).__name__[:40]}, {state}, {self._forwards} training forwards seen{lacking})"
 
     def __str__(self) -> str:
         """The same, and the history in lines."""
@@ -241,6 +262,16 @@ class Watch:
     ) -> None:
         """Remove the watch."""
         self.remove()
+
+
+def _each(ended: Sequence[Callable[[list[EventRecord]], None]]) -> Callable[[list[EventRecord]], None]:
+    """All of them, one after the other."""
+
+    def run(kept: list[EventRecord]) -> None:
+        for one in ended:
+            one(kept)
+
+    return run
 
 
 def watch_of(model: nn.Module) -> Watch | None:

@@ -145,14 +145,16 @@ class RunFile:
         with self._writing():
             self._put_notes(step, notes)
 
-    def found(self, step: int, findings: Iterable[Finding]) -> None:
-        """Write findings of a step; the same for ``step``.
+    def found(self, findings: Iterable[Finding], step: int) -> None:
+        """Write findings, each at the step that it is about, or else at ``step`` of the file.
 
         Raises:
             RunFileError: they cannot be written.
         """
         with self._writing():
-            self._put_findings(step, findings)
+            for finding in findings:
+                own = finding.backward
+                self._put_findings(step if own is None else self._first + own, [finding])
 
     def close(self) -> None:
         """Let go of the file.  May be called twice."""

@@ -101,7 +101,7 @@ def test_findings_are_kept_whole(tmp_path) -> None:
     )  # fmt: skip
     with RunFile.create(tmp_path / "run.fxgrad") as file:
         file.append(step_of(3), findings=[finding])
-        file.found(3, [dataclasses.replace(finding, rule="dead")])
+        file.found([dataclasses.replace(finding, rule="dead")], 0)
     with fxgrad.open_run(tmp_path / "run.fxgrad") as run:
         assert run.findings == (finding, dataclasses.replace(finding, rule="dead"))
 
