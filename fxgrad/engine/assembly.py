@@ -58,20 +58,35 @@ def assemble(kept: EventRecord, loss: str, level: Level) -> GradientFlow:
         blind_spots=(*sites.blind_spots(), *sites.blind_edges()),
         calls=plan.module_calls,
         capture=dataclasses.replace(report, asked=plan.asked),
-        event=EventInfo(
-            kept.event,
-            recording.number,
-            loss,
-            level,
-            "node" if recording.edges is None else "edge",
-            values=forward is not None,
-            accumulating=recording.accumulating,
-            failed=failure_of(kept),
-            differentiated=recording.differentiated,
-            loss_ops=plan.loss or (),
-        ),
+        event=event_of(kept, loss, level),
         buffers=() if forward is None else _buffers(forward.buffers, measured.state[len(parameters) :]),
     )
+
+
+def event_of(kept: EventRecord, loss: str, level: Level) -> EventInfo:
+    """Which backward event it is."""
+    recording = kept.recording
+    return EventInfo(
+        kept.event,
+        recording.number,
+        loss,
+        level,
+        "node" if recording.edges is None else "edge",
+        values=recording.values is not None,
+        accumulating=recording.accumulating,
+        failed=failure_of(kept),
+        differentiated=recording.differentiated,
+        loss_ops=recording.plan.loss or (),
+    )
+
+
+def reading_of(recording: ForwardRecord, number: int) -> int | None:
+    """Which site's hook has measured a site: that of the first with the very same tensor; None for a part only."""
+    while number in recording.same:
+        number = recording.same[number]
+    spec = recording.graph.sites[number]
+    lost = Ref(spec.call, spec.output.position) in recording.graph.lost
+    return None if lost or number in recording.untold else number
 
 
 class _Sites:
@@ -102,21 +117,14 @@ class _Sites:
 
     def statistics(self, number: int) -> Statistics | None:
         """Statistics of a site; None for one whose hook saw a part only."""
-        if number in self.source:
-            return self.statistics(self.source[number])
-        if number in self.recording.untold or self._lost(number):
-            return None
-        return self.found[number] if number < len(self.found) else None
+        reading = reading_of(self.recording, number)
+        return self.found[reading] if reading is not None and reading < len(self.found) else None
 
     def _first(self, site: int) -> int:
         """The site with a hook whose value is the very tensor that ``site`` is."""
         while site in self.recording.same:
             site = self.recording.same[site]
         return site
-
-    def _lost(self, number: int) -> bool:
-        spec = self.plan.sites[number]
-        return Ref(spec.call, spec.output.position) in self.plan.lost
 
     def site(self, number: int, spec: SiteSpec) -> Site:
         """The schema's site."""

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable
 
 from fxgrad.diagnosis import diagnose
 from fxgrad.schema import Finding, GradientFlow
@@ -20,7 +19,7 @@ class Judge:
     """Looks at the flows of one run, one after the other."""
 
     def __init__(self) -> None:
-        self._recent: deque[GradientFlow] = deque(maxlen=_SERIES)
+        self._recent: deque[Callable[[], GradientFlow]] = deque(maxlen=_SERIES)
         self._known: set[tuple[str, str]] = set()
         self._began = time.monotonic()
         self._spent = 0.0
@@ -30,26 +29,23 @@ class Judge:
         """Findings that came from elsewhere."""
         self._known.update((finding.rule, finding.place) for finding in findings)
 
-    def look(
-        self, flow: GradientFlow | None, notes: Mapping[str, float] | None = None, *, last: bool = False
-    ) -> list[Finding]:
-        """What is found now that was not before, by rule and place; ``last``: the run is over."""
-        bad = flow is not None and (_is_bad(flow) or not all(map(math.isfinite, (notes or {}).values())))
+    def look(self, flow: Callable[[], GradientFlow] | None, *, bad: bool = False, last: bool = False) -> list[Finding]:
+        """What is found now that was not before, by rule and place.
+
+        Args:
+            flow: gives the flow of the event that came; None where none did.
+            bad: whether something is not finite in it.
+            last: whether the run is over.
+        """
         became_bad, self._was_bad = bad and not self._was_bad, bad
         if flow is not None:
             self._recent.append(flow)
         now = time.monotonic()
         if not self._recent or not (last or became_bad or self._spent <= (now - self._began) * _SHARE):
             return []
-        series = tuple(self._recent)
+        series = tuple(make() for make in self._recent)
         found = (series[0].diagnosis if len(series) == 1 else diagnose(series)).findings
         self._spent += time.monotonic() - now
         fresh = [finding for finding in found if (finding.rule, finding.place) not in self._known]
         self.told(fresh)
         return fresh
-
-
-def _is_bad(flow: GradientFlow) -> bool:
-    """Whether the backward pass raised, or something is NaN or Inf."""
-    measured = [record.statistics for records in (flow.sites, flow.parameters) for record in records]
-    return flow.event.failed is not None or any(one is not None and one.nonfinite is not False for one in measured)

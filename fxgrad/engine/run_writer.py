@@ -7,6 +7,7 @@ moment waits until the event before it is in the file: what a kill can lose is t
 from __future__ import annotations
 
 import atexit
+import math
 import os
 import threading
 import warnings
@@ -22,11 +23,12 @@ import torch
 from torch import Tensor, distributed
 
 from fxgrad.engine.judging import Judge
+from fxgrad.engine.run_events import Coming, WrittenEvents
 from fxgrad.errors import LogWarning, OptionError, RunFileError
 from fxgrad.record.recorder import EventRecord
 from fxgrad.run_file import RunFile
 from fxgrad.run_file.writing import checked_keep
-from fxgrad.schema import Finding, GradientFlow, RunFileReport
+from fxgrad.schema import Finding, RunFileReport
 from fxgrad.torch_support.private import without_dispatch_modes, without_torch_function
 
 __all__ = ["Errors", "RunOptions", "RunWriter", "checked_run_file"]
@@ -77,14 +79,14 @@ class _Job:
     """What the thread is given: an event, or only what stands beside the last one.
 
     Attributes:
-        make: gives the flow; None where there is no further one.
+        coming: the event; None where there is no further one.
         notes, findings: that go with it.
         again: whether it was written before, without the optimizer's step behind it.
         last: whether the run ends with it.
         done: set when it is in the file, or has failed with ``error``.
     """
 
-    make: Callable[[], GradientFlow] | None
+    coming: Coming | None
     notes: dict[str, float | Tensor] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
     again: bool = False
@@ -94,7 +96,7 @@ class _Job:
     is_new: bool = field(init=False)
 
     def __post_init__(self) -> None:
-        self.is_new = self.make is not None and not self.again
+        self.is_new = self.coming is not None and not self.again
 
 
 class RunWriter:
@@ -111,7 +113,7 @@ class RunWriter:
         self.options = options
         self.error: str | None = None
         self.written = self.missed = 0
-        self._later: Callable[[EventRecord], Callable[[], GradientFlow]]
+        self._coming: Callable[[EventRecord], Coming]
         self._stepped: Callable[[EventRecord], bool | None]
         self._pid = os.getpid()
         self._pending: list[EventRecord] = []  # one backward pass: a record for each of its forward calls
@@ -128,15 +130,15 @@ class RunWriter:
             self._open()
 
     def opened(
-        self, later: Callable[[EventRecord], Callable[[], GradientFlow]],
+        self, coming: Callable[[EventRecord], Coming],
         stepped: Callable[[EventRecord], bool | None],
     ) -> RunWriter:  # fmt: skip
         """The same, for a watch.
 
-        ``later`` gives what makes the flow of an event in another thread, with what is known now; ``stepped`` whether
+        ``coming`` gives an event as another thread can read it, with what is known now; ``stepped`` whether
         the optimizer's step behind an event is known, None where there is no optimizer.
         """
-        self._later, self._stepped = later, stepped
+        self._coming, self._stepped = coming, stepped
         return self
 
     def _open(self) -> None:
@@ -227,8 +229,8 @@ class RunWriter:
         again = [part for part in self._unstepped if self._stepped(part)]
         self._unstepped = deque((part for part in self._unstepped if part not in again), _UNSTEPPED)
         self._unstepped.extend(part for part in pending if self._stepped(part) is False)
-        jobs = [_Job(self._later(part), again=True) for part in again]
-        jobs += [_Job(self._later(part)) for part in pending]
+        jobs = [_Job(self._coming(part), again=True) for part in again]
+        jobs += [_Job(self._coming(part)) for part in pending]
         jobs[-1].notes, self._beside = self._beside, {}
         jobs[-1].findings, self._findings = self._findings, []
         for job in jobs:
@@ -291,34 +293,32 @@ def _work(options: RunOptions, jobs: SimpleQueue[_Job | None], opened: _Job) -> 
         opened.done.set()
         return
     opened.done.set()
-    judge = Judge()
-    step: int | None = None
+    judge, events = Judge(), WrittenEvents(file)
     with file, torch.no_grad():
         while (job := jobs.get()) is not None:
             try:
-                step = _write(file, judge, job, step)
+                _write(file, events, judge, job)
             except Exception as error:  # noqa: BLE001  # told where it is waited for
                 job.error = error
-            job.make = None  # it holds the event
+            job.coming = None  # which holds the event
             job.done.set()
             del job
 
 
-def _write(file: RunFile, judge: Judge, job: _Job, step: int | None) -> int | None:
-    """Write a job; the step that was written last."""
-    flow = None if job.make is None else job.make()
+def _write(file: RunFile, events: WrittenEvents, judge: Judge, job: _Job) -> None:
+    """Write a job."""
     notes = {name: float(value) for name, value in job.notes.items()}
-    if flow is not None:
-        step = file.append(flow, notes=notes)
-    if step is None:
-        return None  # nothing to stand beside
-    if flow is None:
-        file.note(step, notes)
+    bad = not all(map(math.isfinite, notes.values()))
+    flow = None
+    if job.coming is not None:
+        written = events.write(job.coming, notes)
+        flow, bad = written.flow, bad or written.bad
+    elif events.step is not None:
+        file.note(events.step, notes)
     judge.told(job.findings)
-    found = [*job.findings, *(() if job.again else judge.look(flow, notes, last=job.last))]
+    found = [*job.findings, *(() if job.again else judge.look(flow, bad=bad, last=job.last))]
     if found:
-        file.found(found, step)
-    return step
+        file.found(found, events.step or 0)
 
 
 def _is_first() -> bool:

@@ -22,6 +22,7 @@ from fxgrad.courses.values import finished
 from fxgrad.engine.assembly import assemble
 from fxgrad.engine.forward_values import accumulating, begin
 from fxgrad.engine.recorders import Recorders
+from fxgrad.engine.run_events import Coming
 from fxgrad.engine.training import Training
 from fxgrad.errors import NoFlowError
 from fxgrad.probes.edges import EdgeNotes, hook_edges
@@ -313,22 +314,19 @@ class Engine:
             kept.flow = self._assembled(kept)
         return kept.flow
 
-    def later(self, kept: EventRecord) -> Callable[[], GradientFlow]:
-        """What makes the flow of an event in another thread, with what is known now of the training around it."""
+    def coming(self, kept: EventRecord) -> Coming:
+        """What another thread makes the flow of an event of, with what is known now of the training around it."""
         self._recorders.rename(kept.recording)
         known = None if self.training is None else self.training.known(kept)
-
-        def made() -> GradientFlow:
-            flow = self._assembled(kept) if kept.flow is None else kept.flow
-            return flow if known is None else known.complete(kept, flow)
-
-        return made
+        return Coming(kept, known, self._assembled, self._reading, self.loss_words, self.options.level)
 
     def stepped(self, kept: EventRecord) -> bool | None:
         """Whether the optimizer's step behind an event is known by now; None where there is no optimizer."""
         return None if self.training is None else self.training.stepped(kept)
 
     def _assembled(self, kept: EventRecord) -> GradientFlow:
+        if kept.flow is not None:
+            return kept.flow
         with self._reading:
             flow = assemble(kept, self.loss_words, self.options.level)
             own = [site.statistics for site in flow.sites]

@@ -16,7 +16,7 @@ from fxgrad.errors import OptionError
 from fxgrad.record.recorder import EventRecord, Recorder
 from fxgrad.record.scaling import Reading, Scales
 from fxgrad.record.updates import Step, Updates
-from fxgrad.schema import GradientFlow, OptimizerFacts
+from fxgrad.schema import EventInfo, GradientFlow, OptimizerFacts, Update
 from fxgrad.torch_support.private import version_of, without_dispatch_modes, without_torch_function
 
 if TYPE_CHECKING:
@@ -202,14 +202,29 @@ class Known:
 
     def complete(self, kept: EventRecord, flow: GradientFlow) -> GradientFlow:
         """The flow with it.  Copies to the host."""
-        scale, steps, skipped, asked = self._behind(kept)
-        made = _completed(flow, kept, scale, steps)
-        if self.facts is None:
+        event, updates, facts = self.around(kept, flow.event)
+        made = dataclasses.replace(flow, event=event, optimizer=facts)
+        if not updates:
             return made
+        parameters = tuple(
+            dataclasses.replace(record, update=updates.get(id(parameter)))
+            for record, (_, _, parameter) in zip(flow.parameters, kept.recording.parameters, strict=True)
+        )
+        return dataclasses.replace(made, parameters=parameters)
+
+    def around(
+        self, kept: EventRecord, event: EventInfo
+    ) -> tuple[EventInfo, dict[int, Update], OptimizerFacts | None]:  # fmt: skip
+        """The event with its loss scale, updates by id of the parameter, and the optimizers.  Copies to the host."""
+        scale, steps, skipped, asked = self._behind(kept)
+        event = dataclasses.replace(event, loss_scale=scale, accumulating=kept.recording.accumulating)
+        updates = {key: update for step in steps for key, update in step.read()[1].items()}
+        if self.facts is None:
+            return event, updates, None
         found = tuple(step.read()[0] for step in steps)
         number = next((one.number for one in found if one.number is not None), None)
         facts = dataclasses.replace(self.facts, step=number, skipped=skipped, asked=asked, steps=found)
-        return dataclasses.replace(made, optimizer=facts)
+        return event, updates, facts
 
     def _behind(self, kept: EventRecord) -> tuple[float | None, tuple[Step, ...], int, int]:
         """The loss scale, the steps that used the event, and how many were skipped among how many."""
@@ -256,18 +271,6 @@ def _thrown_away(readings: Sequence[Reading], steps: Sequence[Step]) -> bool:
     scale = readings[0].scale
     later = [one.scale for one in readings[1:] if any(step.first <= one.event < step.end for step in steps)]
     return scale is not None and any(other is not None and other < scale for other in later)
-
-
-def _completed(flow: GradientFlow, kept: EventRecord, scale: float | None, steps: Sequence[Step]) -> GradientFlow:
-    event = dataclasses.replace(flow.event, loss_scale=scale, accumulating=kept.recording.accumulating)
-    updates = {key: update for step in steps for key, update in step.read()[1].items()}
-    if not updates:
-        return dataclasses.replace(flow, event=event)
-    parameters = tuple(
-        dataclasses.replace(record, update=updates.get(id(parameter)))
-        for record, (_, _, parameter) in zip(flow.parameters, kept.recording.parameters, strict=True)
-    )
-    return dataclasses.replace(flow, event=event, parameters=parameters)
 
 
 def _registered(kept: EventRecord) -> list[tuple[int, tuple[str, ...], Tensor]]:

@@ -103,7 +103,7 @@ class Watch:
         ended = [alarms.ended] if around.limits else []
         if self._run is not None:
             alarms.noted = self._run.found
-            ended.append(self._run.opened(engine.later, engine.stepped).ended)
+            ended.append(self._run.opened(engine.coming, engine.stepped).ended)
         if ended:
             engine.recorder.ended = _each(ended)
         return engine.training, alarms

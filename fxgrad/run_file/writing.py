@@ -7,7 +7,8 @@ import hashlib
 import json
 import math
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple, replace
 from pathlib import Path
@@ -70,6 +71,7 @@ class RunFile:
         last = file.execute("SELECT max(step) FROM flows").fetchone()[0]
         self._first = 0 if last is None else last + 1
         self._begun = False
+        self.structure = 0  # of the flow that was appended last
         self._fixed: Fixed = {}
         self._base: tuple[int, GradientFlow] | None = None
         self._known: dict[tuple[Any, ...], int] = {}
@@ -127,13 +129,32 @@ class RunFile:
         flow = replace(flow, event=replace(flow.event, backward=step))
         with self._writing():
             self._begin_session(flow.capture.model)
-            last = self._put(step, flow)
+            self._put(step, flow)
             self._put_notes(step, notes or {})
             self._put_findings(step, findings)
-            if last % BLOCK == 0:
-                fold(self._file, last)
-                if self._keep is not None:
-                    thin(self._file, last, *self._keep)
+        return step
+
+    def repeat(
+        self, structure: int, numbers: array[float], event: tuple[int, int], notes: Mapping[str, float] | None = None
+    ) -> int:  # fmt: skip
+        """Write a flow that differs from one written before in its numbers only.
+
+        Args:
+            structure: of that one, as ``structure`` was behind its ``append``.
+            numbers: what ``split`` would give of the flow, with the step as its ``backward``.
+            event: numbers of its backward pass and of its forward call.
+            notes: as for ``append``.
+
+        Returns:
+            Its step.
+
+        Raises:
+            RunFileError: as ``append``.
+        """
+        step = self._first + event[0]
+        with self._writing():
+            self._put_row(step, event[1], structure, numbers)
+            self._put_notes(step, notes or {})
         return step
 
     def note(self, step: int, notes: Mapping[str, float]) -> None:
@@ -184,8 +205,8 @@ class RunFile:
             self._file.execute("INSERT OR REPLACE INTO sessions VALUES (?, ?, ?)", (self._first, now, model))
             self._begun = True
 
-    def _put(self, step: int, flow: GradientFlow) -> int:
-        """Write the flow's row; the number of it."""
+    def _put(self, step: int, flow: GradientFlow) -> None:
+        """Write the flow's row, and its structure where that is new."""
         parts = split(flow, self._fixed)
         structure = self._known.get(parts.signature)
         if structure is None:
@@ -193,13 +214,23 @@ class RunFile:
             while len(self._known) >= _REMEMBERED:
                 del self._known[next(iter(self._known))]
             self._known[parts.signature] = structure
-        ragged = packed(parts.ragged) if any(parts.ragged) else None
-        self._file.execute("DELETE FROM flows WHERE step=? AND forward=?", (step, flow.event.forward))
+        self.structure = structure
+        self._put_row(step, flow.event.forward, structure, parts.numbers, parts.ragged)
+
+    def _put_row(
+        self, step: int, forward: int, structure: int, numbers: array[float], ragged: Sequence[tuple[int, ...]] = ()
+    ) -> None:  # fmt: skip
+        """Write a row; with the last one of a block, fold that."""
+        self._file.execute("DELETE FROM flows WHERE step=? AND forward=?", (step, forward))
         done = self._file.execute(
             "INSERT INTO flows(step, forward, structure, ragged, numbers) VALUES (?, ?, ?, ?, ?)",
-            (step, flow.event.forward, structure, ragged, row(parts.numbers)),
+            (step, forward, structure, packed(ragged) if any(ragged) else None, row(numbers)),
         )
-        return done.lastrowid or 0
+        last = done.lastrowid or 0
+        if last % BLOCK == 0:
+            fold(self._file, last)
+            if self._keep is not None:
+                thin(self._file, last, *self._keep)
 
     def _structure(self, flow: GradientFlow) -> int:
         """The number of the flow's prototype, which is written if it is new."""
