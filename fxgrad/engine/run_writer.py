@@ -176,9 +176,10 @@ class RunWriter:
         self._findings.append(finding)
 
     def ended(self, kept: list[EventRecord]) -> None:
-        """A backward pass has ended: the one before it is complete, whatever came behind it."""
+        """A backward pass has ended: the one before it is complete, whatever came behind it, and is written now."""
         if self._on:
             self._hand_over()
+            self._settle()
             self._pending = [part for part in kept if part.recording.plan is not None]
             self._beside, self._next = self._next, {}
 
