@@ -109,7 +109,7 @@ class WrittenEvents:
                 numbers = _numbers(found, coming, read, self._file.first) if found.like == read.like else None
                 if numbers is None:
                     continue
-                event = coming.kept.event, coming.kept.recording.number
+                event = coming.kept.event, coming.kept.forward_record.number
                 self.step = self._file.repeat(found.structure, numbers, event, notes)
                 return Written(partial(_again, found.flow, numbers), bad=False)
         return self._write_flow(coming, read, notes)
@@ -130,11 +130,11 @@ class WrittenEvents:
         parts = split(flow)
         if parts.ragged or not all(map(_ordinary, read.values)):
             return
-        recording = coming.kept.recording
-        sites = tuple(reading_of(recording, number) for number in range(len(recording.plan.sites)))
+        forward_record = coming.kept.forward_record
+        sites = tuple(reading_of(forward_record, number) for number in range(len(forward_record.call_graph.sites)))
         places = (
             tuple(None if n is None else read.sites.get(n) for n in sites),
-            tuple(read.parameters.get(number) for number, _, _ in recording.parameters),
+            tuple(read.parameters.get(number) for number, _, _ in forward_record.parameters),
         )
         tail = _tail(coming, flow.event.backward)
         pattern = _Pattern(read.like, tail[0], prototype(flow), self._file.structure, places)
@@ -164,8 +164,15 @@ class _Read:
 
 def _read(coming: Coming) -> _Read | None:
     """None for an event that is out of the ordinary."""
-    kept, recording = coming.kept, coming.kept.recording
-    odd = (recording.edges, recording.rewriting, recording.values, recording.window, recording.deviation, kept.raised)
+    kept, forward_record = coming.kept, coming.kept.forward_record
+    odd = (
+        forward_record.edges,
+        forward_record.rewriting,
+        forward_record.values,
+        forward_record.window,
+        forward_record.deviation,
+        kept.raised,
+    )
     if any(one is not None for one in odd) or kept.flow is not None:
         return None
     parts = [kept, *([] if kept.parameters is None else [kept.parameters])]
@@ -176,12 +183,14 @@ def _read(coming: Coming) -> _Read | None:
     layouts, values = found
     count = itertools.count()
     places = [{number: next(count) for number, one in enumerate(layout) if one is not None} for layout in layouts]
-    plan = recording.plan
-    unread = tuple(recording.shape_of(n) for n in range(len(plan.sites)) if n not in places[0])
-    parameters = tuple((names, p.requires_grad, p.shape, p.dtype, p.device) for _, names, p in recording.parameters)
+    call_graph = forward_record.call_graph
+    unread = tuple(forward_record.shape_of(n) for n in range(len(call_graph.sites)) if n not in places[0])
+    parameters = tuple(
+        (names, p.requires_grad, p.shape, p.dtype, p.device) for _, names, p in forward_record.parameters
+    )
     like = (
-        _Same(plan), recording.report, plan.asked, plan.hidden, len(plan.lost), plan.loss, layouts, unread,
-        recording.untold, recording.not_required, recording.same, recording.unprobed, recording.outside,
+        _Same(call_graph), forward_record.report, call_graph.asked, call_graph.hidden, len(call_graph.lost), call_graph.loss, layouts, unread,
+        forward_record.unmeasurable, forward_record.not_required, forward_record.same, forward_record.unprobed, forward_record.outside,
         parameters,
     )  # fmt: skip
     return _Read(like, values, places[0], places[1] if len(places) > 1 else {})
@@ -213,7 +222,7 @@ def _numbers(pattern: _Pattern, coming: Coming, read: _Read, first: int) -> arra
     tail, updates, rest = _tail(coming, backward)
     if tail != pattern.tail:
         return None
-    for place, (_, _, parameter) in zip(pattern.places[1], coming.kept.recording.parameters, strict=True):
+    for place, (_, _, parameter) in zip(pattern.places[1], coming.kept.forward_record.parameters, strict=True):
         if place is not None:
             numbers.extend(read.values[place])
         if updates:
@@ -233,7 +242,7 @@ def _tail(coming: Coming, backward: int) -> tuple[tuple[Any, ...], dict[int, arr
     rest: array[float] = array("d")
     updates: dict[int, array[float]] = {}
     what: list[Any] = [taken(info, rest, [])]
-    for _, _, parameter in kept.recording.parameters if found else ():
+    for _, _, parameter in kept.forward_record.parameters if found else ():
         update = found.get(id(parameter))
         numbers: array[float] = array("d")
         what.append(None if update is None else taken(update, numbers, []))

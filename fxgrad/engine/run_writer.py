@@ -180,7 +180,7 @@ class RunWriter:
         if self._on:
             self._hand_over()
             self._settle()
-            self._pending = [part for part in kept if part.recording.plan is not None]
+            self._pending = [part for part in kept if part.forward_record.call_graph is not None]
             self._beside, self._next = self._next, {}
 
     def forward(self) -> None:

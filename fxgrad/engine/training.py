@@ -92,12 +92,12 @@ class Training:
 
     # ---- while the model trains --------------------------------------------------------------------------------
 
-    def forward(self, recording: ForwardRecord) -> None:
+    def forward(self, forward_record: ForwardRecord) -> None:
         """A forward call is about to be observed."""
-        parameters: Sequence[tuple[int, tuple[str, ...], Tensor]] = recording.parameters
-        if recording.accumulating is None:
-            recording.accumulating = any(parameter.grad is not None for _, _, parameter in parameters)
-        if not recording.accumulating:
+        parameters: Sequence[tuple[int, tuple[str, ...], Tensor]] = forward_record.parameters
+        if forward_record.accumulating is None:
+            forward_record.accumulating = any(parameter.grad is not None for _, _, parameter in parameters)
+        if not forward_record.accumulating:
             for one in self._optimizers:
                 one.discard()
         if self._optimizers:
@@ -129,39 +129,43 @@ class Training:
         The same objects as before while nothing more is known.
         """
         readings = self._readings()
-        return [self._complete(kept, flow, readings) for kept, flow in zip(events, flows, strict=True)]
+        return [self._complete(event_record, flow, readings) for event_record, flow in zip(events, flows, strict=True)]
 
-    def _complete(self, kept: EventRecord, flow: GradientFlow, readings: tuple[Reading, ...]) -> GradientFlow:
-        known = self._known(kept, lambda: readings)
-        token = known.token(kept)
-        if kept.completed is None or kept.completed[0] != token:
-            kept.completed = (token, known.complete(kept, flow))
-        return kept.completed[1]
+    def _complete(self, event_record: EventRecord, flow: GradientFlow, readings: tuple[Reading, ...]) -> GradientFlow:
+        known = self._known(event_record, lambda: readings)
+        token = known.token(event_record)
+        if event_record.completed is None or event_record.completed[0] != token:
+            event_record.completed = (token, known.complete(event_record, flow))
+        return event_record.completed[1]
 
-    def stepped(self, kept: EventRecord) -> bool | None:
+    def stepped(self, event_record: EventRecord) -> bool | None:
         """Whether a step that used the event has been taken; None where there is no optimizer."""
         optimizers = self._optimizers
-        return any(one.of(kept.event) is not None for one in optimizers) if optimizers else None
+        return any(one.of(event_record.event) is not None for one in optimizers) if optimizers else None
 
-    def known(self, kept: EventRecord) -> Known:
+    def known(self, event_record: EventRecord) -> Known:
         """What is known now of an event, for another thread to complete its flow with; waits for no device."""
-        return self._known(kept, (lambda: ()) if self._scales is None else self._scales.kept(self._calls))
+        return self._known(
+            event_record, (lambda: ()) if self._scales is None else self._scales.event_record(self._calls)
+        )
 
-    def _known(self, kept: EventRecord, readings: Callable[[], tuple[Reading, ...]]) -> Known:
+    def _known(self, event_record: EventRecord, readings: Callable[[], tuple[Reading, ...]]) -> Known:
         optimizers = self._optimizers
-        steps = tuple(step for one in optimizers if (step := one.of(kept.event)) is not None)
+        steps = tuple(step for one in optimizers if (step := one.of(event_record.event)) is not None)
         if not optimizers:
             return Known(readings, steps)
         word = " + ".join(dict.fromkeys(one.type for one in optimizers))
-        missing = self._others.among(_registered(kept), self._grouped())
-        facts = OptimizerFacts(word, None, 0, 0, *missing, others=self._elsewhere(kept))
+        missing = self._others.among(_registered(event_record), self._grouped())
+        facts = OptimizerFacts(word, None, 0, 0, *missing, others=self._elsewhere(event_record))
         in_kernel = any(one.in_kernel for one in optimizers)
         return Known(readings, steps, facts, functools.partial(self._skipped, in_kernel=in_kernel))
 
-    def _elsewhere(self, kept: EventRecord) -> int:
+    def _elsewhere(self, event_record: EventRecord) -> int:
         """How many parameters of the optimizers are none of the model's."""
-        outside = kept.recording.outside
-        own = {id(parameter) for _, names, parameter in kept.recording.parameters if names[0] not in outside}
+        outside = event_record.forward_record.outside
+        own = {
+            id(parameter) for _, names, parameter in event_record.forward_record.parameters if names[0] not in outside
+        }
         return len({id(one) for updates in self._optimizers for one in updates.parameters} - own)
 
     def scale_of(self, event: int) -> float | None:
@@ -194,30 +198,30 @@ class Known:
     facts: OptimizerFacts | None = None
     skipped: Callable[[tuple[Reading, ...]], tuple[int, int]] = lambda _: (0, 0)
 
-    def token(self, kept: EventRecord) -> object:
+    def token(self, event_record: EventRecord) -> object:
         """Equal where nothing more is known."""
-        _, steps, skipped, asked = self._behind(kept)
+        _, steps, skipped, asked = self._behind(event_record)
         facts = self.facts
         return (*steps, skipped, asked, None if facts is None else (facts.missing, facts.moved))
 
-    def complete(self, kept: EventRecord, flow: GradientFlow) -> GradientFlow:
+    def complete(self, event_record: EventRecord, flow: GradientFlow) -> GradientFlow:
         """The flow with it.  Copies to the host."""
-        event, updates, facts = self.around(kept, flow.event)
+        event, updates, facts = self.around(event_record, flow.event)
         made = dataclasses.replace(flow, event=event, optimizer=facts)
         if not updates:
             return made
         parameters = tuple(
             dataclasses.replace(record, update=updates.get(id(parameter)))
-            for record, (_, _, parameter) in zip(flow.parameters, kept.recording.parameters, strict=True)
+            for record, (_, _, parameter) in zip(flow.parameters, event_record.forward_record.parameters, strict=True)
         )
         return dataclasses.replace(made, parameters=parameters)
 
     def around(
-        self, kept: EventRecord, event: EventInfo
+        self, event_record: EventRecord, event: EventInfo
     ) -> tuple[EventInfo, dict[int, Update], OptimizerFacts | None]:  # fmt: skip
         """The event with its loss scale, updates by id of the parameter, and the optimizers.  Copies to the host."""
-        scale, steps, skipped, asked = self._behind(kept)
-        event = dataclasses.replace(event, loss_scale=scale, accumulating=kept.recording.accumulating)
+        scale, steps, skipped, asked = self._behind(event_record)
+        event = dataclasses.replace(event, loss_scale=scale, accumulating=event_record.forward_record.accumulating)
         updates = {key: update for step in steps for key, update in step.read()[1].items()}
         if self.facts is None:
             return event, updates, None
@@ -226,10 +230,10 @@ class Known:
         facts = dataclasses.replace(self.facts, step=number, skipped=skipped, asked=asked, steps=found)
         return event, updates, facts
 
-    def _behind(self, kept: EventRecord) -> tuple[float | None, tuple[Step, ...], int, int]:
+    def _behind(self, event_record: EventRecord) -> tuple[float | None, tuple[Step, ...], int, int]:
         """The loss scale, the steps that used the event, and how many were skipped among how many."""
         readings = self.readings()
-        position = next((n for n, reading in enumerate(readings) if reading.event == kept.event), None)
+        position = next((n for n, reading in enumerate(readings) if reading.event == event_record.event), None)
         if position is None:
             return None, self.steps, 0, 0
         steps = () if _thrown_away(readings[position:], self.steps) else self.steps
@@ -273,7 +277,7 @@ def _thrown_away(readings: Sequence[Reading], steps: Sequence[Step]) -> bool:
     return scale is not None and any(other is not None and other < scale for other in later)
 
 
-def _registered(kept: EventRecord) -> list[tuple[int, tuple[str, ...], Tensor]]:
+def _registered(event_record: EventRecord) -> list[tuple[int, tuple[str, ...], Tensor]]:
     """The parameters of an event that a registered module has; ``unregistered`` tells of the others."""
-    recording = kept.recording
-    return [one for one in recording.parameters if one[1][0] not in recording.outside]
+    forward_record = event_record.forward_record
+    return [one for one in forward_record.parameters if one[1][0] not in forward_record.outside]

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from fxgrad.diagnosis.limits import checked_limits
 from fxgrad.engine.alarms import Alarms, OnFinding, checked_listener
-from fxgrad.engine.holding import host_of, hosting, refuse_unhostable
+from fxgrad.engine.forward_patch import patched_forward_of, patching, refuse_unpatchable
 from fxgrad.engine.logbook import Logbook
 from fxgrad.engine.run_writer import RunOptions, RunWriter
 from fxgrad.engine.step import Engine, Options
@@ -86,11 +86,11 @@ class Watch:
         self._forwards = 0
         self._paused = False
         self.one_shot = one_shot
-        host = hosting(model)
+        patched = patching(model)
         kind = GraphEngine if options.capture == "symbolic" else Engine
-        self.engine = kind(model, host.plain, options)
-        self._host = host.take_in(self)
-        self._host.one_shots += one_shot
+        self.engine = kind(model, patched.plain, options)
+        self._patched = patched.add(self)
+        self._patched.one_shots += one_shot
         self._training, self._alarms = self._surround(around)
         self._logbook = around.logbook.opened(self.engine.latest, self._alarms.report)
 
@@ -138,11 +138,11 @@ class Watch:
         Raises:
             NoFlowError: no backward pass has run through an observed forward call yet.
         """
-        self._host.stay()
+        self._patched.stay()
         try:
             return self.engine.flow()
         except NoFlowError as error:
-            if not self._host.covered:
+            if not self._patched.covered:
                 raise
             name = type(self._model).__name__
             message = (
@@ -153,7 +153,7 @@ class Watch:
     @property
     def history(self) -> History:
         """The flows of the latest backward events (at most 128), oldest first; one per forward call of an event."""
-        self._host.stay()
+        self._patched.stay()
         return History(self.engine.history())
 
     def diagnose(self, thresholds: Thresholds | None = None) -> Diagnosis:
@@ -213,16 +213,16 @@ class Watch:
         """Stop observing until ``resume``: calls run the model's own forward, and parameters carry no hooks of ours."""
         if self.active:
             self._paused = True
-            self._tell(paused=True)
-            self.engine.recorder.settle()
+            self._note_pause(paused=True)
+            self.engine.recorder.close_events()
             self.engine.parameters.remove()
 
     def resume(self) -> None:
         """Observe again after ``pause``."""
         self._paused = False
-        self._tell(paused=False)
+        self._note_pause(paused=False)
 
-    def _tell(self, *, paused: bool) -> None:
+    def _note_pause(self, *, paused: bool) -> None:
         if self._training is not None:
             self._training.paused = paused
 
@@ -234,8 +234,8 @@ class Watch:
         self.engine.close()
         if self._training is not None:
             self._training.remove()
-        self._host.one_shots -= self.one_shot
-        self._host.leave(self)
+        self._patched.one_shots -= self.one_shot
+        self._patched.take_out(self)
         if self._run is not None:
             self._run.finish()
 
@@ -276,9 +276,9 @@ def _each(ended: Sequence[Callable[[list[EventRecord]], None]]) -> Callable[[lis
 
 def watch_of(model: nn.Module) -> Watch | None:
     """The watch that is on this very model, if any."""
-    host = host_of(model)
-    guests = host.guests if host is not None else []
-    return next((guest for guest in guests if isinstance(guest, Watch) and not guest.one_shot), None)
+    patched = patched_forward_of(model)
+    patches = patched.patches if patched is not None else []
+    return next((patch for patch in patches if isinstance(patch, Watch) and not patch.one_shot), None)
 
 
 def refuse_unwatchable(model: Any) -> None:
@@ -287,7 +287,7 @@ def refuse_unwatchable(model: Any) -> None:
     Raises:
         WatchError: not a module, a compiled or scripted module, or one that is watched already.
     """
-    refuse_unhostable(model, "watch")
+    refuse_unpatchable(model, "watch")
     if watch_of(model) is not None:
         message = f"this {type(model).__name__} is watched already; call remove() on the first watch, or use its flow()"
         raise WatchError(message)
