@@ -45,7 +45,7 @@ def assemble(kept: EventRecord, loss: str, level: Level) -> GradientFlow:
     recording = kept.recording
     plan: CallGraph = recording.plan
     parameters: list[tuple[int, tuple[str, ...], Tensor]] = recording.parameters
-    frozen_names = {name for _, names, parameter in parameters if not parameter.requires_grad for name in names}
+    frozen_names = {name for place in recording.frozen_places for name in parameters[place][1]}
     forward = recording.values
     measured = read_event(kept, None if forward is None else forward.taken)
     sites = _Sites(plan, recording, kept, measured, frozen_names)
@@ -331,17 +331,17 @@ def _parameters(
     own, found, values = kept.parameters, measured.parameters, dict(enumerate(measured.state))
     window = kept.recording.window
     rewritten: dict[int, Rewritten] = {} if window is None else window.told()
-    records = []
+    frozen, records = kept.recording.frozen_places, []
     for place, (number, names, parameter) in enumerate(parameters):
         statistics = found[number] if number < len(found) else None
         reason: Reason | None = None
         if statistics is None:
-            reason = "frozen" if not parameter.requires_grad else "not_reached"
+            reason = "frozen" if place in frozen else "not_reached"
             if own is not None and number in own.failures:
                 reason = "statistic_failed"
         records.append(ParameterRecord(
             name=names[0], aliases=names[1:], shape=tuple(parameter.shape), dtype=dtype_word(parameter.dtype),
-            device=str(parameter.device), requires_grad=parameter.requires_grad, statistics=statistics, reason=reason,
+            device=str(parameter.device), requires_grad=place not in frozen, statistics=statistics, reason=reason,
             value=values.get(place), registered=names[0] not in kept.recording.outside,
             rewritten=rewritten.get(id(parameter)),
         ))  # fmt: skip

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.fidelity import loops_of_precision  # noqa: F401  # each fills the table
+from tests.fidelity import loops_of_precision, loops_of_steps  # noqa: F401  # each fills the table
 from tests.fidelity.loops import LOOPS, Loop, assert_same_training
 
 HOW: dict[str, dict[str, Any]] = {
