@@ -19,6 +19,7 @@ from fxgrad.handles.watching import Around, Watch
 from fxgrad.losses import named_loss
 from fxgrad.rewriting.rules import Rule
 from fxgrad.schema import Finding, GradientFlow, Level, SiteKind
+from fxgrad.torch_support.private_compiled import compiled_call_of
 
 if TYPE_CHECKING:
     from fxgrad.handles.compilable import Compilable
@@ -126,6 +127,11 @@ def watch(  # noqa: PLR0913  # the public signature of the design
     _check_every(every)
     around = Around.of(statistics, optimizer=optimizer, scaler=scaler, limits=limits, on_finding=on_finding)
     options = Options(statistics, capture, sites, forward, channels, native)
+    compiled = compiled_call_of(model)
+    if compiled is not None:
+        from fxgrad.handles.compiled_watch import CompiledWatch
+
+        return CompiledWatch(compiled, options, every=every, around=around)
     return Watch(model, options, every=every, around=around)
 
 

@@ -72,10 +72,7 @@ class Watch:
         """``one_shot``: for a single call, which may lie above an outer watch on the same model."""
         if not one_shot:
             refuse_unwatchable(model)
-        self._model = model
-        self._every = every
-        self._forwards = 0
-        self._paused = False
+        self._begin(model, every)
         self.one_shot = one_shot
         host = hosting(model)
         kind = GraphEngine if options.capture == "symbolic" else Engine
@@ -84,6 +81,13 @@ class Watch:
         self._host.one_shots += one_shot
         self._training, self._alarms = self._surround(Around() if around is None else around)
 
+    def _begin(self, model: nn.Module, every: int) -> None:
+        self._model = model
+        self._every = every
+        self._forwards = 0
+        self._paused = False
+        self.one_shot = False
+
     def _surround(self, around: Around) -> tuple[Training | None, Alarms]:
         engine = self.engine
         if around.optimizers or around.scaler is not None:
@@ -91,7 +95,7 @@ class Watch:
         scale_of = (lambda _: None) if engine.training is None else engine.training.scale_of
         alarms = Alarms(around.limits, around.on_finding, engine.flow_of, scale_of)
         if around.limits:
-            engine.recorder.ended = alarms.ended
+            engine.tell(alarms.ended)
         return engine.training, alarms
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -165,7 +165,7 @@ class MasterWeights(Loop):
 
 
 class Rounded(torch.autograd.Function):
-    """Eight-bit matmul: inputs and weights are rounded to float8 with a scale each, gradients go in the other format."""
+    """Eight-bit matmul: inputs and weights are rounded to one float8 with a scale each, gradients to the other."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
@@ -204,7 +204,7 @@ class Eight(torch.Tensor):
     """A weight held as int8 with a scale a row, that is a float32 tensor to all who use it (as torchao's are)."""
 
     @staticmethod
-    def __new__(cls, data: Tensor, scale: Tensor) -> Eight:
+    def __new__(cls, data: Tensor, scale: Tensor) -> Eight:  # noqa: PYI034
         return torch.Tensor._make_wrapper_subclass(cls, data.shape, dtype=torch.float32)  # type: ignore[attr-defined, no-any-return]
 
     def __init__(self, data: Tensor, scale: Tensor) -> None:

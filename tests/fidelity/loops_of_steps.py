@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from fxgrad.schema import GradientFlow
-from tests.fidelity.loops import Loop, batch, loop, small
+from tests.fidelity.loops import Loop, batch, loop
 from tests.fidelity.loops_of_precision import Simple
 
 Flows = Mapping[str, Sequence[GradientFlow]]
@@ -528,7 +528,7 @@ class Heads(nn.Module):
 
 @loop
 class SeparateLosses(Loop):
-    """Actor and critic each with a backward pass and an optimizer of its own, over one graph; several epochs a batch."""
+    """Actor and critic each with a backward pass and an optimizer of its own, over one graph; epochs over a batch."""
 
     events = 2
 
