@@ -17,7 +17,9 @@ _ROOMS = (
     "fxgrad.record.", "fxgrad.engine.", "fxgrad.courses.", "fxgrad.native.", "fxgrad.rewriting.",
     "fxgrad.torch_support.", "fxgrad.handles.compiled_watch", "fxgrad.handles.dynamo_", "fxgrad.handles.watching",
 )  # fmt: skip
-_done: set[str] = set()
+#: Where a compiled forward comes to a watched one: dynamo has to see it, to say why it makes no graph of it.
+_SEEN = ("fxgrad.engine.face", "fxgrad.engine.holding")
+_done: set[str] = set(_SEEN)
 
 
 def leave_to_python() -> None:
