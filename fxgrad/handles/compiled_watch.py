@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fxgrad.capture.modules import ModuleMap
-from fxgrad.engine.holding import host_of
+from fxgrad.engine.forward_patch import patched_forward_of
 from fxgrad.engine.step import Options
 from fxgrad.engine.training import Training
 from fxgrad.errors import NoFlowError, OptionError, WatchError
@@ -23,7 +23,7 @@ from fxgrad.handles.dynamo_runs import Graph, GraphRun
 from fxgrad.handles.watching import Around, Watch
 from fxgrad.probes.forward_record import ForwardRecord
 from fxgrad.record.recorder import HISTORY, EventRecord
-from fxgrad.record.slot_recorder import KeptRuns
+from fxgrad.record.slot_recorder import EventRuns
 from fxgrad.schema import GradientFlow
 from fxgrad.torch_support.private import functorch_active, without_torch_function
 from fxgrad.torch_support.private_compiled import CompiledCall
@@ -69,11 +69,11 @@ class _Observer(Observer):
 
     def kept(self, *, latest: bool = False) -> list[EventRecord]:
         """What was kept of the latest events, with the flows; of the latest one alone."""
-        self.recorder.settle()
+        self.recorder.close_events()
         events = self._events_of(set())
         return [part for event in (events[-1:] if latest else events) for part in self.parts(event)]
 
-    def parts(self, event: KeptRuns) -> list[EventRecord]:
+    def parts(self, event: EventRuns) -> list[EventRecord]:
         """What was kept of one event, made once."""
         if event.parts is None:
             own = {id(parameter) for parameter in self.modules.root.parameters()}
@@ -105,23 +105,23 @@ class CompiledEngine:
             return self._plain(*args, **kwargs)
         if self.training is None:
             return self._observed(*args, **kwargs)
-        recording = ForwardRecord(self.recorder, 0, 0)
+        forward_record = ForwardRecord(self.recorder, 0, 0)
         with without_torch_function():
-            recording.parameters = self.observer.listed()
-            self.training.forward(recording)
+            forward_record.parameters = self.observer.listed()
+            self.training.forward(forward_record)
         result = self._observed(*args, **kwargs)
-        self.observer.note(accumulating=recording.accumulating)
+        self.observer.note(accumulating=forward_record.accumulating)
         return result
 
     def rest(self) -> None:
         """Before a call that is not observed: parameters carry no hooks, unless a backward is still to come."""
-        self.recorder.settle()
+        self.recorder.close_events()
         if not self.observer.waiting:
             self.observer.remove()
 
     def close(self) -> None:
         """Take every hook off."""
-        self.recorder.settle()
+        self.recorder.close_events()
         self.recorder.on = False
         self.observer.remove()
 
@@ -157,7 +157,7 @@ class CompiledEngine:
     def tell(self, ended: Callable[[list[EventRecord]], None]) -> None:
         """Have each event told when it ends."""
 
-        def told(event: KeptRuns) -> None:
+        def told(event: EventRuns) -> None:
             parts = self.observer.parts(event)
             if parts:
                 ended(parts)
@@ -208,7 +208,7 @@ class CompiledWatch(Watch):
 
 def _refuse(call: CompiledCall, options: Options) -> None:
     name = type(call.model).__name__
-    if hasattr(call.code, _WATCH) or host_of(call.model) is not None:
+    if hasattr(call.code, _WATCH) or patched_forward_of(call.model) is not None:
         message = f"this {name} is watched already; call remove() on the first watch, or use its flow()"
         raise WatchError(message)
     if call.backend is None:

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from fxgrad.diagnosis.limits import checked_limits
 from fxgrad.engine.alarms import Alarms, OnFinding, checked_listener
-from fxgrad.engine.holding import host_of, hosting, refuse_unhostable
+from fxgrad.engine.forward_patch import patched_forward_of, patching, refuse_unpatchable
 from fxgrad.engine.step import Engine, Options
 from fxgrad.engine.training import Training, checked_optimizers, checked_scaler
 from fxgrad.errors import NoFlowError, WatchError
@@ -74,11 +74,11 @@ class Watch:
             refuse_unwatchable(model)
         self._begin(model, every)
         self.one_shot = one_shot
-        host = hosting(model)
+        patched = patching(model)
         kind = GraphEngine if options.capture == "symbolic" else Engine
-        self.engine = kind(model, host.plain, options)
-        self._host = host.take_in(self)
-        self._host.one_shots += one_shot
+        self.engine = kind(model, patched.plain, options)
+        self._patched = patched.add(self)
+        self._patched.one_shots += one_shot
         self._training, self._alarms = self._surround(Around() if around is None else around)
 
     def _begin(self, model: nn.Module, every: int) -> None:
@@ -123,11 +123,11 @@ class Watch:
         Raises:
             NoFlowError: no backward pass has run through an observed forward call yet.
         """
-        self._host.stay()
+        self._patched.stay()
         try:
             return self.engine.flow()
         except NoFlowError as error:
-            if not self._host.covered:
+            if not self._patched.covered:
                 raise
             name = type(self._model).__name__
             message = (
@@ -138,7 +138,7 @@ class Watch:
     @property
     def history(self) -> History:
         """The flows of the latest backward events (at most 128), oldest first; one per forward call of an event."""
-        self._host.stay()
+        self._patched.stay()
         return History(self.engine.history())
 
     def diagnose(self, thresholds: Thresholds | None = None) -> Diagnosis:
@@ -171,16 +171,16 @@ class Watch:
         """Stop observing until ``resume``: calls run the model's own forward, and parameters carry no hooks of ours."""
         if self.active:
             self._paused = True
-            self._tell(paused=True)
-            self.engine.recorder.settle()
+            self._note_pause(paused=True)
+            self.engine.recorder.close_events()
             self.engine.parameters.remove()
 
     def resume(self) -> None:
         """Observe again after ``pause``."""
         self._paused = False
-        self._tell(paused=False)
+        self._note_pause(paused=False)
 
-    def _tell(self, *, paused: bool) -> None:
+    def _note_pause(self, *, paused: bool) -> None:
         if self._training is not None:
             self._training.paused = paused
 
@@ -191,8 +191,8 @@ class Watch:
         self.engine.close()
         if self._training is not None:
             self._training.remove()
-        self._host.one_shots -= self.one_shot
-        self._host.leave(self)
+        self._patched.one_shots -= self.one_shot
+        self._patched.take_out(self)
 
     def __repr__(self) -> str:
         """The model's class, and how it stands."""
@@ -220,9 +220,9 @@ class Watch:
 
 def watch_of(model: nn.Module) -> Watch | None:
     """The watch that is on this very model, if any."""
-    host = host_of(model)
-    guests = host.guests if host is not None else []
-    return next((guest for guest in guests if isinstance(guest, Watch) and not guest.one_shot), None)
+    patched = patched_forward_of(model)
+    patches = patched.patches if patched is not None else []
+    return next((patch for patch in patches if isinstance(patch, Watch) and not patch.one_shot), None)
 
 
 def refuse_unwatchable(model: Any) -> None:
@@ -231,7 +231,7 @@ def refuse_unwatchable(model: Any) -> None:
     Raises:
         WatchError: not a module, a compiled or scripted module, or one that is watched already.
     """
-    refuse_unhostable(model, "watch")
+    refuse_unpatchable(model, "watch")
     if watch_of(model) is not None:
         message = f"this {type(model).__name__} is watched already; call remove() on the first watch, or use its flow()"
         raise WatchError(message)

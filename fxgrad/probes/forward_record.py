@@ -28,8 +28,8 @@ class ForwardRecord:
         number: of the forward call since watching began.
         shapes: of the value at each site, in site order.
         not_required: sites whose value required no gradient in this call.
-        untold: sites whose hook cannot tell the value's gradient (views of memory changed in place).
-        plan: the graph of the call, set when the forward has returned.
+        unmeasurable: sites whose hook cannot tell the value's gradient (views of memory changed in place).
+        call_graph: the graph of the call, set when the forward has returned.
         report: which front end ran, and why.
         parameters: the model's parameters at this call, as (number, names, tensor).
         expected: how many slots to prepare.
@@ -59,10 +59,44 @@ class ForwardRecord:
     """
 
     __slots__ = (
-        "__weakref__", "accumulating", "changed", "computed", "deviation", "differentiated", "edges", "end",
-        "escalated", "expected", "freed", "frozen", "leaves", "not_required", "number", "outside", "parameters", "part",
-        "partial", "places", "plan", "recomputed", "record", "report", "rewriting", "same", "shapes", "sink", "sizes",
-        "slots", "task", "units", "unprobed", "untold", "values", "versions", "window", "written",
+        "__weakref__",
+        "accumulating",
+        "call_graph",
+        "changed",
+        "computed",
+        "deviation",
+        "differentiated",
+        "edges",
+        "end",
+        "escalated",
+        "expected",
+        "freed",
+        "frozen",
+        "leaves",
+        "not_required",
+        "number",
+        "outside",
+        "parameters",
+        "part",
+        "partial",
+        "places",
+        "recomputed",
+        "record",
+        "report",
+        "rewriting",
+        "same",
+        "shapes",
+        "sink",
+        "sizes",
+        "slots",
+        "task",
+        "units",
+        "unmeasurable",
+        "unprobed",
+        "values",
+        "versions",
+        "window",
+        "written",
     )  # fmt: skip
 
     def __init__(self, sink: Any, number: int, expected: int) -> None:
@@ -71,13 +105,13 @@ class ForwardRecord:
         self.expected = expected
         self.shapes: list[Any] = []
         self.not_required: set[int] = set()
-        self.untold: set[int] = set()
+        self.unmeasurable: set[int] = set()
         self.leaves: Any = None
         self.computed = False
         self.differentiated = False
         self.task: int | None = None
         self.part: Part | None = None
-        self.plan: CallGraph | None = None
+        self.call_graph: CallGraph | None = None
         self.report: Any = None
         self.parameters: Any = ()
         self.escalated: frozenset[int] = frozenset()
@@ -107,8 +141,8 @@ class ForwardRecord:
     @property
     def graph(self) -> CallGraph:
         """The graph of the call, which is known once the forward has returned."""
-        assert self.plan is not None  # noqa: S101  # for mypy
-        return self.plan
+        assert self.call_graph is not None  # noqa: S101  # for mypy
+        return self.call_graph
 
     @property
     def notes(self) -> EdgeNotes:
@@ -155,9 +189,9 @@ class ForwardRecord:
 
     def native_differentiated(self) -> None:
         """A backward pass is being differentiated."""
-        self.distrust()
+        self.invalidate()
 
-    def distrust(self) -> None:
+    def invalidate(self) -> None:
         """A backward pass is being differentiated: what a call saved may send back more than its result's users do."""
         self.differentiated = True
 
@@ -190,11 +224,11 @@ class ForwardRecord:
         """A backward pass is over."""
         self.freed = self.freed or freed
 
-    def follow(self, plan: CallGraph, places: Mapping[int, int]) -> None:
-        """Take the probes of a graph whose calls are in ``plan``; ``places``: by probe, the number of its call."""
-        self.plan = plan
+    def follow(self, call_graph: CallGraph, places: Mapping[int, int]) -> None:
+        """Take the probes of a graph whose calls are in ``call_graph``; ``places``: by probe, the number of its call."""
+        self.call_graph = call_graph
         self.places = places
-        self.shapes = [()] * len(plan.sites)
+        self.shapes = [()] * len(call_graph.sites)
 
     def probe(self, value: Any, number: int) -> None:
         """Put hooks on the tensors that the node behind which probe ``number`` stands has returned."""

@@ -18,7 +18,7 @@ from fxgrad.rewriting.apply import NodeRules
 from fxgrad.torch_support.private import compiled_original, graph_in_the_making
 from fxgrad.torch_support.private_skipping import leave_to_python
 
-_HOST = "_fxgrad_host"
+_PATCHED = "_fxgrad_host"
 _NO_GRAPH = (
     "fxgrad watches or rewrites this model and needs its Python to run: torch.compile runs its forward as it is, and "
     "with fullgraph=True cannot. Take torch.compile(model, backend='fxgrad') and fxgrad.flow_of(model) to see into a "
@@ -27,7 +27,7 @@ _NO_GRAPH = (
 _installing = threading.RLock()
 
 
-class Guest(Protocol):
+class ForwardPatch(Protocol):
     """A watch or a rewrite on a model."""
 
     observes: bool
@@ -41,7 +41,7 @@ class Guest(Protocol):
         ...
 
 
-class Host:
+class PatchedForward:
     """One per model.  The newest watch runs a call, or else the newest rewrite; the rules act under both.
 
     It stands in the instance's ``__dict__`` as ``forward``, so that direct calls of ``model.forward`` come here too.
@@ -55,7 +55,7 @@ class Host:
     def __init__(self, model: nn.Module) -> None:
         self.plain = Plain(model)
         self.rules = NodeRules(model)
-        self.guests: list[Guest] = []
+        self.patches: list[ForwardPatch] = []
         self.one_shots = 0
         self._model = model
         leave_to_python()
@@ -68,58 +68,58 @@ class Host:
         self._ours = {
             "forward": face_of(self.plain, self._call), "__deepcopy__": self._deepcopy,
             "__reduce_ex__": self._reduce, "_replicate_for_data_parallel": self._replicate,
-            "__prepare_scriptable__": self._refuse_script, _HOST: self, RULES: self.rules,
+            "__prepare_scriptable__": self._refuse_script, _PATCHED: self, RULES: self.rules,
         }  # fmt: skip
         own = self._model.__dict__
         self._saved = {name: own.get(name, ABSENT) for name in self._ours}
         own.update(self._ours)
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        guests = self.guests
-        if not guests:  # a forward stood on top of us when the last guest left, and is gone or calls us
+        patches = self.patches
+        if not patches:  # a forward stood on top of us when the last guest left, and is gone or calls us
             self._go()
             return self.plain(*args, **kwargs)
         if graph_in_the_making():  # of torch.jit.trace or torch.export, which runs what it makes without us
             return self.plain(*args, **kwargs)
-        guest = guests[-1]
-        if not guest.observes and len(guests) > 1:
-            guest = next((g for g in reversed(guests) if g.observes), guest)
-        result = guest.call(args, kwargs)
-        for one in guests:
+        patch = patches[-1]
+        if not patch.observes and len(patches) > 1:
+            patch = next((g for g in reversed(patches) if g.observes), patch)
+        result = patch.call(args, kwargs)
+        for one in patches:
             one.returned(result)
         return result
 
     # ---- coming and going ------------------------------------------------------------------------------------
 
-    def take_in(self, guest: Guest) -> Host:
+    def add(self, patch: ForwardPatch) -> PatchedForward:
         """A guest comes, and runs calls from now on; the first one puts the host in place.
 
         Returns:
             The host, which is another one where that was quicker.
         """
         with _installing:
-            host: Host = self._model.__dict__.get(_HOST, self)
-            if not host.guests:
-                host.plain.own = self._model.__dict__.get("forward", ABSENT)
-                host._install()
-            host.guests = [*host.guests, guest]
-            return host
+            patched: PatchedForward = self._model.__dict__.get(_PATCHED, self)
+            if not patched.patches:
+                patched.plain.own = self._model.__dict__.get("forward", ABSENT)
+                patched._install()
+            patched.patches = [*patched.patches, patch]
+            return patched
 
-    def leave(self, guest: Guest) -> None:
+    def take_out(self, patch: ForwardPatch) -> None:
         """A guest goes; the last one gives the model back as it was.
 
         What the user put on top meanwhile stays, and may go on to call what stood in place here: that runs the plain
         forward for good, and goes by itself once nothing stands on top.
         """
         with _installing:
-            self.guests = [other for other in self.guests if other is not guest]
-            if not self.guests:
+            self.patches = [other for other in self.patches if other is not patch]
+            if not self.patches:
                 self._go()
 
     def _go(self) -> None:
         with _installing:
             own = self._model.__dict__
-            if not self.guests and own.get(_HOST, self) is self:
+            if not self.patches and own.get(_PATCHED, self) is self:
                 self._give_back()
 
     def _give_back(self) -> None:
@@ -135,7 +135,7 @@ class Host:
     @property
     def covered(self) -> bool:
         """Whether another forward stands where calls would come to us."""
-        return bool(self.guests) and self._model.__dict__.get("forward", ABSENT) != self._ours["forward"]
+        return bool(self.patches) and self._model.__dict__.get("forward", ABSENT) != self._ours["forward"]
 
     def stay(self) -> None:
         """Come back in place where the user's code took us out: by ``del``, or by taking wrappers off the forward.
@@ -193,19 +193,19 @@ class Host:
         raise WatchError(message)
 
 
-def host_of(model: nn.Module) -> Host | None:
+def patched_forward_of(model: nn.Module) -> PatchedForward | None:
     """The host of this very model, if it has guests."""
-    found: Host | None = model.__dict__.get(_HOST)
-    return found if found is not None and found.guests else None
+    found: PatchedForward | None = model.__dict__.get(_PATCHED)
+    return found if found is not None and found.patches else None
 
 
-def hosting(model: nn.Module) -> Host:
-    """The host of the model, or a new one; ``take_in`` puts it in place."""
-    host: Host | None = model.__dict__.get(_HOST)
-    return Host(model) if host is None else host
+def patching(model: nn.Module) -> PatchedForward:
+    """The host of the model, or a new one; ``add`` puts it in place."""
+    patched: PatchedForward | None = model.__dict__.get(_PATCHED)
+    return PatchedForward(model) if patched is None else patched
 
 
-def refuse_unhostable(model: Any, what: str) -> None:
+def refuse_unpatchable(model: Any, what: str) -> None:
     """Raise for what has no Python forward of its own.
 
     Args:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import fxgrad
 from fxgrad.errors import WatchError
-from tests.engine.test_holding import Net, step
+from tests.engine.test_forward_patch import Net, step
 from tests.watched import WATCH
 
 
