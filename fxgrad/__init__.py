@@ -17,8 +17,8 @@ What happens inside, left to right; each arrow is a frozen dataclass of ``fxgrad
                                                                                                            │
          findings   to_networkx()   to_json()   table()   to_dot()   to_svg()   ◀──────────────────────────┘
 
-Importing ``fxgrad`` imports nothing else: each name below is loaded when it is first used, so that a saved flow can
-be read and drawn without torch.
+Importing ``fxgrad`` imports nothing of weight: each name below is loaded when it is first used, so that a saved flow
+can be read and drawn without torch.
 """
 
 from __future__ import annotations
@@ -26,13 +26,16 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from fxgrad.presenting import Presenter, presented_by
+
 if TYPE_CHECKING:
     from fxgrad import rules, testing
     from fxgrad.api import Rewrite, Watch, gradient_flow, instrument, rewrite, watch
     from fxgrad.comparison import compare
     from fxgrad.diagnosis import Thresholds, diagnose
-    from fxgrad.errors import FindingWarning, FxgradError
+    from fxgrad.errors import FindingWarning, FxgradError, LogWarning
     from fxgrad.handles.dynamo_backend import flow_of
+    from fxgrad.run_file import Run, open_run
     from fxgrad.schema import (
         BlindSpot,
         Comparison,
@@ -41,11 +44,14 @@ if TYPE_CHECKING:
         Finding,
         GradientFlow,
         History,
+        Log,
+        LogEntry,
         ModuleFlow,
         Node,
         NotChecked,
         ParameterRecord,
         RewriteReport,
+        Series,
         Site,
         Statistics,
     )
@@ -63,12 +69,17 @@ __all__ = [
     "FxgradError",
     "GradientFlow",
     "History",
+    "Log",
+    "LogEntry",
+    "LogWarning",
     "ModuleFlow",
     "Node",
     "NotChecked",
     "ParameterRecord",
     "Rewrite",
     "RewriteReport",
+    "Run",
+    "Series",
     "Site",
     "Statistics",
     "Thresholds",
@@ -80,6 +91,7 @@ __all__ = [
     "instrument",
     "load",
     "load_series",
+    "open_run",
     "rewrite",
     "rules",
     "save_series",
@@ -97,12 +109,17 @@ _HOME = {
     "FxgradError": "fxgrad.errors",
     "GradientFlow": "fxgrad.schema",
     "History": "fxgrad.schema",
+    "Log": "fxgrad.schema",
+    "LogEntry": "fxgrad.schema",
+    "LogWarning": "fxgrad.errors",
     "ModuleFlow": "fxgrad.schema",
     "Node": "fxgrad.schema",
     "NotChecked": "fxgrad.schema",
     "ParameterRecord": "fxgrad.schema",
     "Rewrite": "fxgrad.api",
     "RewriteReport": "fxgrad.schema",
+    "Run": "fxgrad.run_file",
+    "Series": "fxgrad.schema",
     "Site": "fxgrad.schema",
     "Statistics": "fxgrad.schema",
     "Thresholds": "fxgrad.diagnosis",
@@ -114,12 +131,22 @@ _HOME = {
     "instrument": "fxgrad.api",
     "load": "fxgrad.store",
     "load_series": "fxgrad.store",
+    "open_run": "fxgrad.run_file",
     "rewrite": "fxgrad.api",
     "rules": "fxgrad",
     "save_series": "fxgrad.store",
     "testing": "fxgrad",
     "watch": "fxgrad.api",
 }
+
+
+def _presenter() -> Presenter:
+    from fxgrad import presenter
+
+    return presenter
+
+
+presented_by(_presenter)
 
 
 def __getattr__(name: str) -> Any:

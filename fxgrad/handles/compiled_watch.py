@@ -67,11 +67,10 @@ class _Observer(Observer):
         kept = {id(run) for event in self._events_of(set()) for run, _ in event.runs}
         return any(id(run) not in kept for run in tuple(self._runs))
 
-    def kept(self, *, latest: bool = False) -> list[EventRecord]:
-        """What was kept of the latest events, with the flows; of the latest one alone."""
+    def event_records(self, events: int = 0) -> list[EventRecord]:
+        """What was kept of so many of the latest events (0: all), with the flows."""
         self.recorder.close_events()
-        events = self._events_of(set())
-        return [part for event in (events[-1:] if latest else events) for part in self.parts(event)]
+        return [part for event in self._events_of(set())[-events:] for part in self.parts(event)]
 
     def parts(self, event: EventRuns) -> list[EventRecord]:
         """What was kept of one event, made once."""
@@ -127,7 +126,11 @@ class CompiledEngine:
 
     def history(self) -> list[GradientFlow]:
         """The flows of all kept events, oldest first."""
-        return self._completed(self.observer.kept())
+        return self._completed(self.observer.event_records())
+
+    def latest(self, count: int) -> list[GradientFlow]:
+        """The flows of the latest kept events, at most ``count``, oldest first."""
+        return self._completed(self.observer.event_records(count)[-count:])
 
     def flow(self) -> GradientFlow:
         """The flow of the latest event.
@@ -135,7 +138,7 @@ class CompiledEngine:
         Raises:
             NoFlowError: no backward pass has run through observed code yet.
         """
-        found = self.observer.kept(latest=True)
+        found = self.observer.event_records(1)
         if not found:
             refused = "; ".join(self.observer.unobserved)
             message = f"no gradient flow of {type(self.model).__name__} is recorded yet: " + (
@@ -144,15 +147,15 @@ class CompiledEngine:
             raise NoFlowError(message)
         return self._completed(found[-1:])[0]
 
-    def _completed(self, kept: list[EventRecord]) -> list[GradientFlow]:
-        flows = [self.flow_of(one) for one in kept]
-        return flows if self.training is None else self.training.complete(kept, flows)
+    def _completed(self, events: list[EventRecord]) -> list[GradientFlow]:
+        flows = [self.flow_of(event_record) for event_record in events]
+        return flows if self.training is None else self.training.complete(events, flows)
 
     @staticmethod
-    def flow_of(kept: EventRecord) -> GradientFlow:
+    def flow_of(event_record: EventRecord) -> GradientFlow:
         """The flow of an event."""
-        assert kept.flow is not None  # noqa: S101  # for mypy: the observer made it
-        return kept.flow
+        assert event_record.flow is not None  # noqa: S101  # for mypy: the observer made it
+        return event_record.flow
 
     def tell(self, ended: Callable[[list[EventRecord]], None]) -> None:
         """Have each event told when it ends."""
@@ -187,7 +190,7 @@ class _Place:
     def stay(self) -> None:
         """Nothing takes us out."""
 
-    def leave(self, watch: Watch) -> None:
+    def take_out(self, watch: Watch) -> None:
         """Give the place back, where it is still ours."""
         del watch
         own = self._call.owner.__dict__
@@ -202,8 +205,8 @@ class CompiledWatch(Watch):
         _refuse(call, options)
         self._begin(call.owner, every)
         self.engine: Any = CompiledEngine(call)
-        self._host: Any = _Place(call, self)
-        self._training, self._alarms = self._surround(around)
+        self._patched: Any = _Place(call, self)
+        self._surround(around)
 
 
 def _refuse(call: CompiledCall, options: Options) -> None:

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from fxgrad.diagnosis.limits import checked_limits
 from fxgrad.engine.alarms import Alarms, OnFinding, checked_listener
 from fxgrad.engine.forward_patch import patched_forward_of, patching, refuse_unpatchable
+from fxgrad.engine.logbook import Logbook
 from fxgrad.engine.step import Engine, Options
 from fxgrad.engine.training import Training, checked_optimizers, checked_scaler
 from fxgrad.errors import NoFlowError, WatchError
@@ -34,12 +35,14 @@ class Around:
         scaler: of the loss.
         limits: by statistics word.
         on_finding: who is told of findings.
+        logbook: the logs, where there are any.
     """
 
     optimizers: tuple[Optimizer, ...] = ()
     scaler: GradScaler | None = None
     limits: Mapping[str, float] = field(default_factory=dict)
     on_finding: OnFinding | None = None
+    logbook: Logbook = field(default_factory=Logbook)
 
     @staticmethod
     def of(level: Level, *, optimizer: Any, scaler: Any, limits: Any, on_finding: Any) -> Around:
@@ -52,7 +55,7 @@ class Around:
         return Around(checked_optimizers(optimizer), checked_scaler(scaler), checked, checked_listener(on_finding))
 
 
-_PUBLIC = ("active", "alarms", "diagnose", "flow", "history", "pause", "remove", "resume")
+_PUBLIC = ("active", "alarms", "diagnose", "flow", "history", "log", "note", "pause", "remove", "resume")
 
 
 class Watch:
@@ -79,7 +82,7 @@ class Watch:
         self.engine = kind(model, patched.plain, options)
         self._patched = patched.add(self)
         self._patched.one_shots += one_shot
-        self._training, self._alarms = self._surround(Around() if around is None else around)
+        self._surround(Around() if around is None else around)
 
     def _begin(self, model: nn.Module, every: int) -> None:
         self._model = model
@@ -88,7 +91,7 @@ class Watch:
         self._paused = False
         self.one_shot = False
 
-    def _surround(self, around: Around) -> tuple[Training | None, Alarms]:
+    def _surround(self, around: Around) -> None:
         engine = self.engine
         if around.optimizers or around.scaler is not None:
             engine.training = Training(engine.recorder, around.optimizers, around.scaler)
@@ -96,11 +99,15 @@ class Watch:
         alarms = Alarms(around.limits, around.on_finding, engine.flow_of, scale_of)
         if around.limits:
             engine.tell(alarms.ended)
-        return engine.training, alarms
+        self._training, self._alarms = engine.training, alarms
+        self._logbook = around.logbook.opened(engine.latest, alarms.report)
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the model's own forward, observed where this call is to be."""
-        return self.engine.run(args, kwargs, observe=self._wants())
+        observe = self._wants()
+        if observe and self._model.training:
+            self._logbook.forward(self._forwards - 1)
+        return self.engine.run(args, kwargs, observe=observe)
 
     def _wants(self) -> bool:
         if self._paused or not self.engine.recorder.on:
@@ -157,6 +164,26 @@ class Watch:
         self._alarms.report(found.findings)
         return found
 
+    def note(self, **scalars: float | torch.Tensor) -> None:
+        """Keep numbers that stand beside the gradients in the logs: ``watch.note(loss=loss)``.
+
+        The latest of each name is written.  A tensor with one element stays on its device until then.
+
+        Raises:
+            OptionError: one is no single number.
+        """
+        self._logbook.note(scalars)
+
+    def log(self, step: int | None = None) -> None:
+        """Write the latest flow, its findings and the notes to the logs of ``log_to`` now.
+
+        Waits for the device, once.  Does nothing where no backward pass has come since it was done last.
+
+        Args:
+            step: the number that the entry gets; None: that of the latest training forward, from 0.
+        """
+        self._logbook.write(step)
+
     @property
     def alarms(self) -> tuple[Finding, ...]:
         """The latest alarms of ``limits`` (at most 128), oldest first."""
@@ -188,6 +215,7 @@ class Watch:
         """Give the model back as it was.  What was recorded stays readable.  May be called twice."""
         if not self.engine.recorder.on:
             return
+        self._logbook.finish()
         self.engine.close()
         if self._training is not None:
             self._training.remove()

@@ -59,44 +59,10 @@ class ForwardRecord:
     """
 
     __slots__ = (
-        "__weakref__",
-        "accumulating",
-        "call_graph",
-        "changed",
-        "computed",
-        "deviation",
-        "differentiated",
-        "edges",
-        "end",
-        "escalated",
-        "expected",
-        "freed",
-        "frozen",
-        "leaves",
-        "not_required",
-        "number",
-        "outside",
-        "parameters",
-        "part",
-        "partial",
-        "places",
-        "recomputed",
-        "record",
-        "report",
-        "rewriting",
-        "same",
-        "shapes",
-        "sink",
-        "sizes",
-        "slots",
-        "task",
-        "units",
-        "unmeasurable",
-        "unprobed",
-        "values",
-        "versions",
-        "window",
-        "written",
+        "__weakref__", "accumulating", "call_graph", "changed", "computed", "deviation", "differentiated", "edges",
+        "end", "escalated", "expected", "freed", "frozen", "leaves", "not_required", "number", "outside", "parameters",
+        "part", "partial", "places", "recomputed", "record", "report", "rewriting", "same", "shapes", "sink", "sizes",
+        "slots", "task", "units", "unmeasurable", "unprobed", "values", "versions", "window", "written",
     )  # fmt: skip
 
     def __init__(self, sink: Any, number: int, expected: int) -> None:
@@ -132,8 +98,8 @@ class ForwardRecord:
         self.deviation: Any = None
         self.recomputed = False
         self.versions: Sequence[int] = ()
-        self.frozen: frozenset[int] | None = None
         self.freed = False
+        self.frozen: frozenset[int] | None = None
         self.outside: frozenset[str] = frozenset()
         self.changed: tuple[str, ...] = ()
         self.end: int | None = None
@@ -202,7 +168,7 @@ class ForwardRecord:
 
     def returned(self) -> None:
         """The forward has returned."""
-        self.versions = versions_of(parameter for _, _, parameter in self.parameters)
+        self.versions = self._versions()
         self.frozen = self._frozen()
 
     def _frozen(self) -> frozenset[int]:
@@ -213,10 +179,13 @@ class ForwardRecord:
         """Places of the parameters that require no gradient: when the forward had returned, or else now."""
         return self._frozen() if self.frozen is None else self.frozen
 
+    def _versions(self) -> Sequence[int]:
+        return versions_of(self.parameters, getattr(self.sink, "library", None))
+
     def raising(self) -> None:
         """A backward pass is raising: which parameters are not as the forward left them?"""
         with without_torch_function():
-            now = versions_of(parameter for _, _, parameter in self.parameters)
+            now = self._versions()
         pairs = zip(self.parameters, self.versions, now, strict=False)
         self.changed = tuple(names[0] for (_, names, _), before, after in pairs if before != after)
 
@@ -225,7 +194,7 @@ class ForwardRecord:
         self.freed = self.freed or freed
 
     def follow(self, call_graph: CallGraph, places: Mapping[int, int]) -> None:
-        """Take the probes of a graph whose calls are in ``call_graph``; ``places``: by probe, the number of its call."""
+        """Take the probes of a graph with these calls; ``places``: by probe, the number of its call."""
         self.call_graph = call_graph
         self.places = places
         self.shapes = [()] * len(call_graph.sites)

@@ -14,11 +14,20 @@ Units and conventions, used everywhere in the package:
 from __future__ import annotations
 
 from fxgrad.schema.comparing import Change, Comparison
-from fxgrad.schema.drawing import DirectionWord, PictureWords, ScaleWord, TableWords, ThemeWord
+from fxgrad.schema.drawing import (
+    DirectionWord,
+    PageThemeWord,
+    PageWords,
+    PictureWords,
+    ScaleWord,
+    TableWords,
+    ThemeWord,
+)
 from fxgrad.schema.failure import Failure, FailureCause
 from fxgrad.schema.findings import RULES, Confidence, Diagnosis, Finding, NotChecked, Severity
 from fxgrad.schema.flow import CaptureReport, EventInfo, GradientFlow, Sink
-from fxgrad.schema.history import History
+from fxgrad.schema.history import FlowSeries, History, Series
+from fxgrad.schema.log import Log, LogEntry
 from fxgrad.schema.records import (
     BlindSpot,
     Consumer,
@@ -64,10 +73,13 @@ __all__ = [
     "Failure",
     "FailureCause",
     "Finding",
+    "FlowSeries",
     "FrontEnd",
     "GradientFlow",
     "History",
     "Level",
+    "Log",
+    "LogEntry",
     "LossOp",
     "ModuleCall",
     "ModuleFlow",
@@ -76,6 +88,8 @@ __all__ = [
     "NotChecked",
     "NotRewritten",
     "OptimizerFacts",
+    "PageThemeWord",
+    "PageWords",
     "ParameterRecord",
     "PictureWords",
     "Reason",
@@ -83,6 +97,7 @@ __all__ = [
     "Rewritten",
     "RuleRecord",
     "ScaleWord",
+    "Series",
     "Severity",
     "Sink",
     "Site",

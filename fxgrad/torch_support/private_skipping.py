@@ -18,7 +18,7 @@ _ROOMS = (
     "fxgrad.torch_support.", "fxgrad.handles.compiled_watch", "fxgrad.handles.dynamo_", "fxgrad.handles.watching",
 )  # fmt: skip
 #: Where a compiled forward comes to a watched one: dynamo has to see it, to say why it makes no graph of it.
-_SEEN = ("fxgrad.engine.face", "fxgrad.engine.holding")
+_SEEN = ("fxgrad.engine.face", "fxgrad.engine.forward_patch")
 _done: set[str] = set(_SEEN)
 
 

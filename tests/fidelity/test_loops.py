@@ -17,7 +17,7 @@ HOW: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("how", ["native", "python", pytest.param("everything", marks=pytest.mark.sweep)])
 @pytest.mark.parametrize("kind", LOOPS, ids=lambda kind: kind.__name__)
 def test_watched_training_ends_in_the_same_bits_and_each_backward_is_an_event(kind: type[Loop], how: str) -> None:
     watched = assert_same_training(kind, HOW[how])
