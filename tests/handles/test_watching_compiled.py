@@ -14,6 +14,7 @@ from torch._dynamo.utils import counters
 
 import fxgrad
 from fxgrad.errors import NoFlowError, OptionError, WatchError
+from fxgrad.handles import dynamo_backend
 from fxgrad.handles.watching import Watch
 from tests.fidelity.harness import differences, snapshot
 from tests.fidelity.loops import batch, small
@@ -29,8 +30,10 @@ WAYS = pytest.mark.parametrize("how", HOW)
 def _fresh() -> Iterator[None]:
     torch._dynamo.reset()
     counters.clear()
+    dynamo_backend._observers.clear()
     yield
     torch._dynamo.reset()
+    dynamo_backend._observers.clear()
 
 
 def graphs() -> int:
@@ -242,8 +245,6 @@ def test_one_watch_a_model(how: str) -> None:
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # what dynamo itself does at a graph break
 def test_a_whole_step_that_is_compiled_is_read_by_the_backend() -> None:
-    from fxgrad.handles.dynamo_backend import backend
-
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
     twin = copy.deepcopy(model)
@@ -267,7 +268,7 @@ def test_a_whole_step_that_is_compiled_is_read_by_the_backend() -> None:
             early = graphs() if i == 20 else early
         return graphs() - early
 
-    assert trained_by(twin, "eager") == trained_by(model, backend) == 0
+    assert trained_by(twin, "eager") == trained_by(model, dynamo_backend.backend) == 0
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), twin.parameters(), strict=True))
     flow = fxgrad.flow_of(model)
     assert flow.event.backward == 49
