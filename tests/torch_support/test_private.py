@@ -349,4 +349,4 @@ def test_our_code_is_left_to_python() -> None:
     torch.compile(step, backend=backend)()
     assert seen and not any("histogram.py" in trace for trace in seen)
     codes = {code.co_name for code in private_skipping._codes(events)}
-    assert {"running", "settle", "end", "<lambda>", "_begin", "__call__"} <= codes
+    assert {"running", "close_events", "end", "<lambda>", "_begin", "__call__"} <= codes
