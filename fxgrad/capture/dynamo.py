@@ -205,7 +205,7 @@ class _Reader:
 
 @dataclass(slots=True, eq=False)
 class Joined:
-    """The call graph of a forward through fragments; ``numbers[i]`` maps site numbers of the call graph to those of run i."""
+    """The call graph of a forward through fragments; ``numbers[i]`` maps its site numbers to those of run i."""
 
     call_graph: CallGraph
     numbers: list[dict[int, int]]

@@ -110,9 +110,8 @@ class Session(TorchFunctionMode):
             self.previous.hidden |= self.hidden
             self.forward_record.call_graph = self.previous
         else:
-            self.forward_record.call_graph = CallGraph(
-                self.calls, self.spans, self.lost, set(), self.hidden, self.asked
-            )
+            made = CallGraph(self.calls, self.spans, self.lost, set(), self.hidden, self.asked)
+            self.forward_record.call_graph = made
         self.forward_record.partial = None
 
     # ---- modules --------------------------------------------------------------------------------------------
@@ -395,8 +394,7 @@ class Session(TorchFunctionMode):
         if site < 0:
             return
         self.lost.add(known.ref)
-        while True:  # the hook serves earlier sites too, if it is the very tensor of theirs
-            self.forward_record.unmeasurable.add(site)
-            if site not in self.forward_record.same:
-                return
+        self.forward_record.unmeasurable.add(site)
+        while site in self.forward_record.same:  # the hook serves earlier sites too, if it is the very tensor of theirs
             site = self.forward_record.same[site]
+            self.forward_record.unmeasurable.add(site)

@@ -196,7 +196,8 @@ class Observer:
             return
         course = Course(
             call_graph, slots, tuple(session.ranges), where, forward.steps, forward.first_values,
-            frozenset(forward_record.not_required), frozenset(forward_record.unmeasurable), dict(forward_record.same), parameters,
+            frozenset(forward_record.not_required), frozenset(forward_record.unmeasurable), dict(forward_record.same),
+            parameters,
         )  # fmt: skip
         number = forward.learn(len(self.courses))
         if number < len(self.courses):

@@ -44,8 +44,8 @@ def wanted(
 
 
 def unfit(
-    call_graph: CallGraph, noted: Sequence[tuple[int, int]], first_values: Sequence[int], ranges: Sequence[tuple[int, int]],
-    same: Container[int],
+    call_graph: CallGraph, noted: Sequence[tuple[int, int]], first_values: Sequence[int],
+    ranges: Sequence[tuple[int, int]], same: Container[int],
 ) -> str | None:  # fmt: skip
     """Why the values of such a forward cannot be measured by the native observer; None where they can.
 

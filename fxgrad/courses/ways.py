@@ -112,10 +112,10 @@ class _Following:
             put(self._forward_record, tensor, site)
 
     def hand_over(  # noqa: PLR0913, PLR0917  # as C++ calls it
-        self, call_graph: int, calls: int, spans: int, stack: Any, inside: int, values: Any
+        self, number: int, calls: int, spans: int, stack: Any, inside: int, values: Any
     ) -> Rest:
         """The Python recorder of the rest."""
-        known = self._ways.call_graphs[call_graph] if call_graph >= 0 else None
+        known = self._ways.call_graphs[number] if number >= 0 else None
         beside = None if self._beside is None else self._beside.native
         self.session = session = Rest(self._ways.modules, self._forward_record, put, known or self._previous, beside)
         session.given, session.places = self._given, self._ways.places
@@ -131,10 +131,10 @@ class _Following:
         return session
 
     def _so_far(self) -> CallGraph:
-        call_graph, calls, spans = self.native.at()
-        if call_graph < 0:
+        number, calls, spans = self.native.at()
+        if number < 0:
             return CallGraph([], [])
-        known = self._ways.call_graphs[call_graph]
+        known = self._ways.call_graphs[number]
         return CallGraph(known.calls[:calls], known.spans[:spans])
 
 
@@ -221,9 +221,9 @@ class Ways:
         try:
             result = call.run()
             if call.session is None:
-                call_graph = call.native.plan
-                forward_record.call_graph = self.call_graphs[call_graph]
-                forward_record.not_required |= self._without[call_graph]
+                number = call.native.plan
+                forward_record.call_graph = self.call_graphs[number]
+                forward_record.not_required |= self._without[number]
             else:
                 self._learn(call, forward_record.graph, rules)
         finally:

@@ -1,4 +1,4 @@
-"""What stands in place of a model's forward: one host per model, for the watches and rewrites that are its guests."""
+"""What stands in place of a model's forward: one per model, for all of its watches and rewrites."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from fxgrad.errors import WatchError
 from fxgrad.rewriting.apply import MARK as RULES
 from fxgrad.rewriting.apply import NodeRules
 from fxgrad.torch_support.private import compiled_original, graph_in_the_making
+from fxgrad.torch_support.private_skipping import leave_to_python
 
-_PATCHED = "_fxgrad_host"
+_PATCHED = "_fxgrad_forward"
 _NO_GRAPH = (
     "fxgrad watches or rewrites this model and needs its Python to run: torch.compile runs its forward as it is, and "
     "with fullgraph=True cannot. Take torch.compile(model, backend='fxgrad') and fxgrad.flow_of(model) to see into a "
@@ -32,7 +33,7 @@ class ForwardPatch(Protocol):
     observes: bool
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run the model's own forward under this guest."""
+        """Run the model's own forward under this watch or rewrite."""
         ...
 
     def returned(self, result: Any) -> None:
@@ -57,6 +58,7 @@ class PatchedForward:
         self.patches: list[ForwardPatch] = []
         self.one_shots = 0
         self._model = model
+        leave_to_python()
         # One function for all faces: dynamo makes no graph of the observed call, and says this where it has to.
         self._call = torch.compiler.disable(self._run, recursive=True, reason=_NO_GRAPH)  # type: ignore[no-untyped-call]
         self._ours: dict[str, Any] = {}
@@ -74,7 +76,7 @@ class PatchedForward:
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         patches = self.patches
-        if not patches:  # a forward stood on top of us when the last guest left, and is gone or calls us
+        if not patches:  # a forward stood on top of us when the last patch went, and is gone or calls us
             self._go()
             return self.plain(*args, **kwargs)
         if graph_in_the_making():  # of torch.jit.trace or torch.export, which runs what it makes without us
@@ -90,10 +92,10 @@ class PatchedForward:
     # ---- coming and going ------------------------------------------------------------------------------------
 
     def add(self, patch: ForwardPatch) -> PatchedForward:
-        """A guest comes, and runs calls from now on; the first one puts the host in place.
+        """A patch comes, and runs calls from now on; the first one puts this in place.
 
         Returns:
-            The host, which is another one where that was quicker.
+            What stands in place, which is another one where that was quicker.
         """
         with _installing:
             patched: PatchedForward = self._model.__dict__.get(_PATCHED, self)
@@ -104,7 +106,7 @@ class PatchedForward:
             return patched
 
     def take_out(self, patch: ForwardPatch) -> None:
-        """A guest goes; the last one gives the model back as it was.
+        """A patch goes; the last one gives the model back as it was.
 
         What the user put on top meanwhile stays, and may go on to call what stood in place here: that runs the plain
         forward for good, and goes by itself once nothing stands on top.
@@ -192,13 +194,13 @@ class PatchedForward:
 
 
 def patched_forward_of(model: nn.Module) -> PatchedForward | None:
-    """The host of this very model, if it has guests."""
+    """What stands in place of this very model's forward, if anything does."""
     found: PatchedForward | None = model.__dict__.get(_PATCHED)
     return found if found is not None and found.patches else None
 
 
 def patching(model: nn.Module) -> PatchedForward:
-    """The host of the model, or a new one; ``add`` puts it in place."""
+    """What stands in place of the model's forward, or what will; ``add`` puts it there."""
     patched: PatchedForward | None = model.__dict__.get(_PATCHED)
     return PatchedForward(model) if patched is None else patched
 

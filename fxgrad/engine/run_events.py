@@ -10,13 +10,14 @@ import itertools
 import math
 from array import array
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 from fxgrad.engine.assembly import event_of, reading_of
 from fxgrad.engine.training import Known
+from fxgrad.probes.forward_record import ForwardRecord
 from fxgrad.record.reading import read_norms
 from fxgrad.record.recorder import EventRecord
 from fxgrad.run_file import RunFile
@@ -44,9 +45,9 @@ class Coming:
     kept: EventRecord
     known: Known | None
     assemble: Callable[[EventRecord], GradientFlow]
-    lock: AbstractContextManager[object]
-    loss: str
-    level: Level
+    lock: AbstractContextManager[object] = field(default_factory=nullcontext)
+    loss: str = ""
+    level: Level = "norm"
 
     def flow(self) -> GradientFlow:
         """The flow of the event.  Copies to the host."""
@@ -164,34 +165,26 @@ class _Read:
 
 def _read(coming: Coming) -> _Read | None:
     """None for an event that is out of the ordinary."""
-    kept, forward_record = coming.kept, coming.kept.forward_record
-    odd = (
-        forward_record.edges,
-        forward_record.rewriting,
-        forward_record.values,
-        forward_record.window,
-        forward_record.deviation,
-        kept.raised,
-    )
-    if any(one is not None for one in odd) or kept.flow is not None:
+    kept = coming.kept
+    if kept.flow is not None or kept.raised is not None:
         return None
-    parts = [kept, *([] if kept.parameters is None else [kept.parameters])]
+    forward: ForwardRecord = kept.forward_record
+    odd = (forward.edges, forward.rewriting, forward.values, forward.window, forward.deviation)
+    if any(one is not None for one in odd):
+        return None
     with coming.lock:
-        found = read_norms(parts)
+        found = read_norms([kept, *([] if kept.parameters is None else [kept.parameters])])
     if found is None:
         return None
     layouts, values = found
     count = itertools.count()
     places = [{number: next(count) for number, one in enumerate(layout) if one is not None} for layout in layouts]
-    call_graph = forward_record.call_graph
-    unread = tuple(forward_record.shape_of(n) for n in range(len(call_graph.sites)) if n not in places[0])
-    parameters = tuple(
-        (names, p.requires_grad, p.shape, p.dtype, p.device) for _, names, p in forward_record.parameters
-    )
+    graph = forward.graph
     like = (
-        _Same(call_graph), forward_record.report, call_graph.asked, call_graph.hidden, len(call_graph.lost), call_graph.loss, layouts, unread,
-        forward_record.unmeasurable, forward_record.not_required, forward_record.same, forward_record.unprobed, forward_record.outside,
-        parameters,
+        _Same(graph), graph.asked, graph.hidden, len(graph.lost), graph.loss, layouts, forward.report,
+        tuple(forward.shape_of(n) for n in range(len(graph.sites)) if n not in places[0]),
+        forward.unmeasurable, forward.not_required, forward.same, forward.unprobed, forward.outside,
+        forward.frozen_places, tuple((names, p.shape, p.dtype, p.device) for _, names, p in forward.parameters),
     )  # fmt: skip
     return _Read(like, values, places[0], places[1] if len(places) > 1 else {})
 

@@ -80,33 +80,38 @@ class Watch:
         if not one_shot:
             refuse_unwatchable(model)
         around = Around() if around is None else around
-        self._run = None if around.run_file is None else RunWriter(around.run_file)  # before the model is touched
-        self._model = model
-        self._every = every
-        self._forwards = 0
-        self._paused = False
+        self._begin(model, every, around)
         self.one_shot = one_shot
         patched = patching(model)
         kind = GraphEngine if options.capture == "symbolic" else Engine
         self.engine = kind(model, patched.plain, options)
         self._patched = patched.add(self)
         self._patched.one_shots += one_shot
-        self._training, self._alarms = self._surround(around)
-        self._logbook = around.logbook.opened(self.engine.latest, self._alarms.report)
+        self._surround(around)
 
-    def _surround(self, around: Around) -> tuple[Training | None, Alarms]:
+    def _begin(self, model: nn.Module, every: int, around: Around) -> None:
+        """Before the model is touched."""
+        self._run = None if around.run_file is None else RunWriter(around.run_file)
+        self._model = model
+        self._every = every
+        self._forwards = 0
+        self._paused = False
+        self.one_shot = False
+
+    def _surround(self, around: Around) -> None:
         engine = self.engine
         if around.optimizers or around.scaler is not None:
             engine.training = Training(engine.recorder, around.optimizers, around.scaler)
         scale_of = (lambda _: None) if engine.training is None else engine.training.scale_of
         alarms = Alarms(around.limits, around.on_finding, engine.flow_of, scale_of)
-        ended = [alarms.ended] if around.limits else []
+        ended: list[Callable[[list[EventRecord]], None]] = [alarms.ended] if around.limits else []
         if self._run is not None:
             alarms.noted = self._run.found
             ended.append(self._run.opened(engine.coming, engine.stepped).ended)
         if ended:
-            engine.recorder.ended = _each(ended)
-        return engine.training, alarms
+            engine.tell(_each(ended))
+        self._training, self._alarms = engine.training, alarms
+        self._logbook = around.logbook.opened(engine.latest, alarms.report)
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the model's own forward, observed where this call is to be."""
@@ -184,15 +189,18 @@ class Watch:
         if self._run is not None:
             self._run.note(kept)
 
-    def log(self, step: int | None = None) -> None:
+    def log(self, step: int | None = None) -> bool:
         """Write the latest flow, its findings and the notes to the logs of ``log_to`` now.
 
         Waits for the device, once.  Does nothing where no backward pass has come since it was done last.
 
         Args:
             step: the number that the entry gets; None: that of the latest training forward, from 0.
+
+        Returns:
+            Whether there was something to write.
         """
-        self._logbook.write(step)
+        return self._logbook.write(step)
 
     @property
     def run_file(self) -> RunFileReport | None:

@@ -60,7 +60,7 @@ class EdgeNotes:
 class EdgeHook:
     """The hook of an autograd node for one of its inputs.  Observes, returns None, keeps nothing."""
 
-    __slots__ = ("index", "position", "forward_record")
+    __slots__ = ("forward_record", "index", "position")
     __torch_unserializable__ = True
 
     def __init__(self, forward_record: ForwardRecord, index: int, position: int) -> None:
@@ -80,7 +80,7 @@ class EdgeHook:
 class PartsHook:
     """For a call that sends back a value's part in several pieces: their sum is observed when the last one is there."""
 
-    __slots__ = ("count", "index", "missing", "pieces", "forward_record", "task")
+    __slots__ = ("count", "forward_record", "index", "missing", "pieces", "task")
     __torch_unserializable__ = True
 
     def __init__(self, forward_record: ForwardRecord, index: int, count: int) -> None:

@@ -54,14 +54,15 @@ class ForwardRecord:
         recomputed: whether a part of the forward runs again in the backward pass, under the Python recorder.
         outside: names of parameters that are not registered.
         versions: of the parameters when the forward had returned.
+        frozen: places of the parameters that required no gradient then; None before, and where nobody looked.
         freed, changed: see ``fxgrad.record.owners.Owner``.
     """
 
     __slots__ = (
-        "__weakref__", "accumulating", "changed", "computed", "deviation", "differentiated", "edges", "end",
-        "escalated", "expected", "freed", "leaves", "not_required", "number", "outside", "parameters", "part",
-        "partial", "places", "call_graph", "recomputed", "record", "report", "rewriting", "same", "shapes", "sink", "sizes",
-        "slots", "task", "units", "unprobed", "unmeasurable", "values", "versions", "window", "written",
+        "__weakref__", "accumulating", "call_graph", "changed", "computed", "deviation", "differentiated", "edges",
+        "end", "escalated", "expected", "freed", "frozen", "leaves", "not_required", "number", "outside", "parameters",
+        "part", "partial", "places", "recomputed", "record", "report", "rewriting", "same", "shapes", "sink", "sizes",
+        "slots", "task", "units", "unmeasurable", "unprobed", "values", "versions", "window", "written",
     )  # fmt: skip
 
     def __init__(self, sink: Any, number: int, expected: int) -> None:
@@ -98,6 +99,7 @@ class ForwardRecord:
         self.recomputed = False
         self.versions: Sequence[int] = ()
         self.freed = False
+        self.frozen: frozenset[int] | None = None
         self.outside: frozenset[str] = frozenset()
         self.changed: tuple[str, ...] = ()
         self.end: int | None = None
@@ -166,12 +168,24 @@ class ForwardRecord:
 
     def returned(self) -> None:
         """The forward has returned."""
-        self.versions = versions_of(parameter for _, _, parameter in self.parameters)
+        self.versions = self._versions()
+        self.frozen = self._frozen()
+
+    def _frozen(self) -> frozenset[int]:
+        return frozenset(place for place, one in enumerate(self.parameters) if not one[2].requires_grad)
+
+    @property
+    def frozen_places(self) -> frozenset[int]:
+        """Places of the parameters that require no gradient: when the forward had returned, or else now."""
+        return self._frozen() if self.frozen is None else self.frozen
+
+    def _versions(self) -> Sequence[int]:
+        return versions_of(self.parameters, getattr(self.sink, "library", None))
 
     def raising(self) -> None:
         """A backward pass is raising: which parameters are not as the forward left them?"""
         with without_torch_function():
-            now = versions_of(parameter for _, _, parameter in self.parameters)
+            now = self._versions()
         pairs = zip(self.parameters, self.versions, now, strict=False)
         self.changed = tuple(names[0] for (_, names, _), before, after in pairs if before != after)
 
@@ -180,7 +194,7 @@ class ForwardRecord:
         self.freed = self.freed or freed
 
     def follow(self, call_graph: CallGraph, places: Mapping[int, int]) -> None:
-        """Take the probes of a graph whose calls are in ``call_graph``; ``places``: by probe, the number of its call."""
+        """Take the probes of a graph with these calls; ``places``: by probe, the number of its call."""
         self.call_graph = call_graph
         self.places = places
         self.shapes = [()] * len(call_graph.sites)

@@ -68,10 +68,10 @@ def _activity(counts: Sequence[float], units: Units) -> Activity:
 
 
 def _rows(parts: Sequence[EventRecord | None]) -> _Rows:
-    event_record = [part for part in parts if part is not None]
-    for part in event_record:
+    present = [part for part in parts if part is not None]
+    for part in present:
         part.finish()
-    return _on_host(event_record)
+    return _on_host(present)
 
 
 def _read(part: EventRecord, rows: _Rows) -> list[Statistics | None]:

@@ -19,8 +19,8 @@ from torch._subclasses import FakeTensorMode
 from torch.testing._internal.two_tensor import TwoTensor
 
 from fxgrad.record.histogram import write_histogram
-from fxgrad.record.library import compare_rows
 from fxgrad.record.library import check as self_check
+from fxgrad.record.library import compare_rows
 from fxgrad.record.statistics import columns, from_full, scaled
 from tests.record.by_hand import check, troublesome
 
