@@ -18,7 +18,7 @@ from fxgrad.errors import FlowFileError, OptionError
 from fxgrad.schema import GradientFlow, Node, Site
 
 FORMAT = "fxgrad-flow"
-VERSION = 4  # 4: how a backward pass raised; what each optimizer step found and did; unregistered parameters
+VERSION = 5  # 5: what a flow says of ranks
 SERIES_FORMAT = "fxgrad-series"
 _SPELLED = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 

@@ -14,6 +14,7 @@ from torch.nn.utils import stateless
 from fxgrad.capture.names import is_leaf, is_opaque
 from fxgrad.capture.unregistered import unregistered
 from fxgrad.torch_support.private import registries_of
+from fxgrad.torch_support.shards import is_sharded
 
 
 @dataclass(slots=True, eq=False)
@@ -104,8 +105,10 @@ class ModuleMap:
         before, substituted = self._registered, bool(self._registered) and _in_functional_call()
         self._registered = {}
         for name, found in self.root.named_parameters(remove_duplicate=False):
-            stands_in = substituted or not isinstance(found, nn.Parameter)
-            self._registered[name] = before.get(name, found) if stands_in else found
+            known = before.get(name, found)
+            gathered = is_sharded(known) and not is_sharded(found)  # whole for the time of a call
+            stands_in = substituted or gathered or not isinstance(found, nn.Parameter)
+            self._registered[name] = known if stands_in else found
         return list(self._registered.items())
 
     def _add_unregistered(self, names: dict[int, list[str]], values: dict[int, Tensor]) -> None:

@@ -19,6 +19,7 @@ from fxgrad.schema.failure import Failure, FailureCause
 from fxgrad.schema.findings import RULES, Confidence, Diagnosis, Finding, NotChecked, Severity
 from fxgrad.schema.flow import CaptureReport, EventInfo, GradientFlow, Sink
 from fxgrad.schema.history import History
+from fxgrad.schema.ranks import OtherCourse, Placement, Ranks, Spread
 from fxgrad.schema.records import (
     BlindSpot,
     Consumer,
@@ -76,8 +77,11 @@ __all__ = [
     "NotChecked",
     "NotRewritten",
     "OptimizerFacts",
+    "OtherCourse",
     "ParameterRecord",
     "PictureWords",
+    "Placement",
+    "Ranks",
     "Reason",
     "RewriteReport",
     "Rewritten",
@@ -87,6 +91,7 @@ __all__ = [
     "Sink",
     "Site",
     "SiteKind",
+    "Spread",
     "Statistics",
     "StepFacts",
     "TableWords",

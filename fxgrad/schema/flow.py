@@ -12,6 +12,7 @@ from fxgrad.schema.failure import Failure
 from fxgrad.schema.findings import Diagnosis, Finding, NotChecked
 from fxgrad.schema.late import late as _late
 from fxgrad.schema.lines import in_a_line
+from fxgrad.schema.ranks import Ranks
 from fxgrad.schema.records import BlindSpot, Edge, ModuleCall, ModuleFlow, Node, ParameterRecord, Site
 from fxgrad.schema.values import BufferRecord, LossOp, OptimizerFacts
 from fxgrad.schema.words import FrontEnd, Level, NormWord, SiteKind
@@ -115,6 +116,7 @@ class GradientFlow(_Judged):
         event: which backward event this is.
         buffers: the floating buffers as the forward found them, where forward statistics were asked for.
         optimizer: the optimizer that was given to ``watch``.
+        ranks: of a flow that was reduced over the ranks of a distributed run, what each had to do with it; else None.
     """
 
     nodes: tuple[Node, ...]
@@ -127,6 +129,7 @@ class GradientFlow(_Judged):
     calls: tuple[ModuleCall, ...] = field(default=())
     buffers: tuple[BufferRecord, ...] = ()
     optimizer: OptimizerFacts | None = None
+    ranks: Ranks | None = None
 
     def __iter__(self) -> Iterator[Site]:
         """The sites, in forward order."""
