@@ -12,12 +12,13 @@ import types
 import typing
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from fxgrad.errors import FlowFileError, OptionError
 from fxgrad.schema import GradientFlow, Node, Site
 
 FORMAT = "fxgrad-flow"
+Kind = TypeVar("Kind")
 VERSION = 5  # 5: what a flow says of ranks
 SERIES_FORMAT = "fxgrad-series"
 _SPELLED = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
@@ -269,6 +270,19 @@ def _check_references(flow: GradientFlow) -> None:
         if key not in keys:
             message = f"{what} names the unknown node {key!r}"
             raise _DamageError(message)
+
+
+def read_as(kind: type[Kind], value: Any, where: str) -> Kind:
+    """What ``plain`` gave of a dataclass, as one again; ``where`` names its origin in errors.
+
+    Raises:
+        FlowFileError: something is missing, or of another type.
+    """
+    try:
+        found: Kind = _read(kind, value, where)
+    except _DamageError as error:
+        raise FlowFileError(str(error)) from error
+    return found
 
 
 def _read(kind: Any, value: Any, where: str) -> Any:

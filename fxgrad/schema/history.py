@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from fxgrad.schema.flow import GradientFlow
 from fxgrad.schema.late import late
@@ -21,6 +21,21 @@ class History(tuple[GradientFlow, ...]):
     """A tuple of flows, oldest first, that reads as one line for each of them."""
 
     __slots__ = ()
+
+    def reduced(self, *, timeout: float = 120.0, group: Any = None) -> History:
+        """The same of all ranks of a distributed run, event by event; on each of them, by one collective.
+
+        Every rank has to call this, as any collective.  A flow of it tells by ``ranks`` how the ranks differ.  Without
+        ``torch.distributed`` it is that of one rank.
+
+        Args:
+            timeout: seconds that ranks wait for each other.
+            group: the process group; None for all ranks.
+
+        Raises:
+            RanksError: a rank did not come in time, or made another call; the process group can be used as before.
+        """
+        return History(late("fxgrad.record.distributed", "flows_of_ranks")(self, timeout=timeout, group=group))
 
     def to_csv(self, path: str | Path | None = None, *, of: Literal["values", "parameters"] = "values") -> str:
         """A row for each step and value (or parameter); also written to ``path`` if given."""

@@ -78,6 +78,7 @@ class Ranks:
             was measured.
         worst_at: site or parameter where that is.
         without: ranks that had no such backward event.
+        failed: ranks whose backward pass raised: their numbers are left out, unless that of every rank raised.
         others: those that took another course, by course.
         events: number of the backward event by rank; -1 for a rank without one.
     """
@@ -86,6 +87,7 @@ class Ranks:
     worst: int | None = None
     worst_at: str | None = None
     without: tuple[int, ...] = ()
+    failed: tuple[int, ...] = ()
     others: tuple[OtherCourse, ...] = ()
     events: tuple[int, ...] = ()
 

@@ -1,0 +1,168 @@
+"""What each rank of a test does; every function gets the rank and gives what is to be compared."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+import fxgrad
+from fxgrad.errors import NoFlowError, RanksError
+from tests.distributed.nets import WIDTH, batch, loss_of, make, spread, watched
+
+STEPS = 50
+KINDS = ("ddp", "static graph", "unused", "comm hook", "fsdp", "tensor parallel")
+WHERE = {"ddp": ("before", "inside", "outside"), "fsdp": ("before", "outside")}
+
+
+def collectives() -> int:
+    """How many the process group has run."""
+    return int(dist.group.WORLD._get_sequence_number_for_group())
+
+
+def local(tensor: Any) -> Any:
+    return tensor.to_local().clone() if isinstance(tensor, DTensor) else tensor
+
+
+# ---- nothing changes -------------------------------------------------------------------------------------------------
+
+
+def accumulating(model: Any, last: bool) -> Any:
+    """No reduction in this backward pass, unless it is the last."""
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        return contextlib.nullcontext() if last else model.no_sync()
+    model.set_requires_gradient_sync(last)
+    return contextlib.nullcontext()
+
+
+
+def trained(kind: str, rank: int, where: str | None, micro: int = 1, steps: int = STEPS, **options: Any) -> list[Any]:
+    """Everything that a run leaves behind, and how many collectives it took."""
+    if where == "before":
+        model, watch = watched(kind, where, statistics="full", **options)
+    else:
+        model, watch = spread(kind, make()), None
+    same = 0 if kind == "tensor parallel" else rank
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    if where in {"inside", "outside"}:
+        seen = model.module if where == "inside" else model
+        watch = fxgrad.watch(seen, statistics="full", optimizer=optimizer, **options)
+    torch.manual_seed(rank if kind != "tensor parallel" else 0)
+    before = collectives()
+    for step in range(steps):
+        optimizer.zero_grad()
+        for number in range(micro):
+            with accumulating(model, number == micro - 1) if micro > 1 else contextlib.nullcontext():
+                loss_of(model, same, 10 * step + number).backward()
+        optimizer.step()
+    found = [collectives() - before, torch.get_rng_state()]
+    found += [local(value) for value in model.state_dict().values()]
+    found += [local(v) for state in optimizer.state_dict()["state"].values() for v in state.values()]
+    if watch is not None:
+        flow = watch.flow()
+        assert flow.event.backward == micro * steps - 1
+        assert not [p.name for p in flow.parameters if p.statistics is None], [p.reason for p in flow.parameters]
+        assert not flow.findings, str(flow.diagnosis)
+        if where != "before":
+            assert flow.optimizer.step == steps - 1
+            assert all(p.update.l2_norm > 0 for p in flow.parameters)
+        watch.remove()
+    return found
+
+
+def nothing_changes(rank: int) -> dict[str, Any]:
+    """Each way of training plain and watched, with both recorders."""
+    found: dict[str, Any] = {}
+    for kind in KINDS:
+        found[kind] = trained(kind, rank, None)
+        for where in WHERE.get(kind, ("outside",)):
+            for native in (True, False):
+                found[f"{kind}, {where}, native={native}"] = trained(kind, rank, where, native=native)
+    return found
+
+
+def nothing_changes_in_accumulation(rank: int) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for kind in ("ddp", "fsdp"):
+        found[kind] = trained(kind, rank, None, micro=3, steps=10)
+        for native in (True, False):
+            found[f"{kind}, native={native}"] = trained(kind, rank, "outside", micro=3, steps=10, native=native)
+    return found
+
+
+# ---- the flow of all ranks -------------------------------------------------------------------------------------------
+
+
+def measured(values: Tensor) -> dict[str, float]:
+    """What a tensor's statistics are, in plain torch and float64."""
+    wide = values.detach().to(torch.float64).flatten()
+    return {
+        "numel": wide.numel(), "l2_norm": float(wide.norm()), "max_abs": float(wide.abs().max()),
+        "sum": float(wide.sum()), "abs_sum": float(wide.abs().sum()), "zero_count": int((wide == 0).sum()),
+        "nan_count": int(wide.isnan().sum()), "inf_count": int(wide.isinf().sum()),
+        "subnormal_count": int(((wide != 0) & (wide.abs() < torch.finfo(torch.float32).tiny)).sum()),
+        "flush_count": int(((wide != 0) & (wide.abs() < 2.0**-25)).sum()),
+        "min_abs_nonzero": float(wide[wide != 0].abs().min()), "overflow_count": int((wide.abs() > 65504).sum()),
+    }  # fmt: skip
+
+
+def gathered(value: Any) -> list[Any]:
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, value)
+    return found
+
+
+def by_hand(kind: str, rank: int) -> dict[str, dict[str, float]]:
+    """Gradients of what the leaf modules return and of the parameters, gathered from all ranks, without fxgrad."""
+    model = spread(kind, make())
+    caught: dict[str, Tensor] = {}
+
+    def catch(name: str) -> Any:
+        def hook(module: Any, args: Any, out: Tensor) -> None:
+            out.register_hook(lambda gradient: caught.__setitem__(name, gradient.detach().clone()))
+
+        return hook
+
+    for name, module in model.named_modules():
+        if isinstance(module, (nn.Linear, nn.BatchNorm1d)):
+            module.register_forward_hook(catch(name))
+    if kind == "fsdp":
+        whole = dict(model.named_parameters())
+    else:
+        whole = {}
+        for name, parameter in model.named_parameters():
+            parameter.register_hook(lambda gradient, name=name: caught.__setitem__(name, gradient.detach().clone()))
+    torch.manual_seed(rank)
+    loss_of(model, rank, 0, rows=3 + rank).backward()
+    found = {name: measured(torch.cat([one.flatten() for one in gathered(g)])) for name, g in sorted(caught.items())}
+    found.update({name: measured(parameter.grad.full_tensor()) for name, parameter in whole.items()})
+    return found
+
+
+def global_statistics(rank: int) -> dict[str, Any]:
+    """What gathered gradients say, and what the reduced flow says, for both recorders."""
+    found: dict[str, Any] = {}
+    for kind in ("ddp", "fsdp"):
+        wanted = by_hand(kind, rank)
+        for native in (True, False):
+            model, watch = watched(kind, "outside", statistics="full", native=native)
+            for _ in range(3):  # from the second call of a kind on, the native recorder may follow
+                torch.manual_seed(rank)
+                model.zero_grad()
+                loss_of(model, rank, 0, rows=3 + rank).backward()
+                watch.flow()
+            before = collectives()
+            flow = watch.flow(reduce=True)
+            assert collectives() - before == 1
+            records = {**{site.id: site for site in flow.sites}, **{p.name: p for p in flow.parameters}}
+            found[f"{kind}, native={native}"] = (wanted, {name: records[name].statistics for name in wanted})
+            history = watch.history.reduced()
+            assert collectives() - before == 2
+            assert [one.event.backward for one in history] == [0, 1, 2]
+            found[f"{kind}, native={native}, flow"] = flow
+            assert history[-1] == flow
+    return found
