@@ -98,6 +98,8 @@ class Recorders:
     def _unfit(self, recording: ForwardRecord) -> str | None:
         if self._native is None:
             return self._why()
+        if recording.reduced:
+            return "fully_shard gathers parameters inside of the forward"
         if recording.values is not None and self._options.channels:
             return "channels are measured where Python hooks are"
         if compiled_autograd_on():

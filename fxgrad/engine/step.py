@@ -225,7 +225,7 @@ class Engine:
         recording.leaves = self.leaves
         if observe:
             recording.parameters = self.parameters.refresh(self.modules.parameters)
-            recording.outside = self.modules.outside
+            recording.outside, recording.reduced = self.modules.outside, self.modules.reduced
             recording.edges = EdgeNotes(None) if self.options.sites == "edge" else None
             known = self.parameters.accumulating
             recording.accumulating = accumulating(recording.parameters) if known is None else known

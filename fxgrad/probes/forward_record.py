@@ -53,13 +53,14 @@ class ForwardRecord:
         end: of the calling thread, autograd's number when the forward had returned; None before.
         recomputed: whether a part of the forward runs again in the backward pass, under the Python recorder.
         outside: names of parameters that are not registered.
+        reduced: names of those whose gradients ``fully_shard`` adds up over the ranks.
         versions: of the parameters when the forward had returned.
         freed, changed: see ``fxgrad.record.owners.Owner``.
     """
 
     __slots__ = (
         "__weakref__", "accumulating", "changed", "computed", "deviation", "differentiated", "edges", "end",
-        "escalated", "expected", "freed", "leaves", "not_required", "number", "outside", "parameters", "part",
+        "escalated", "expected", "freed", "leaves", "not_required", "number", "outside", "parameters", "part", "reduced",
         "partial", "places", "plan", "recomputed", "record", "report", "rewriting", "same", "shapes", "sink", "sizes",
         "slots", "task", "units", "unprobed", "untold", "values", "versions", "window", "written",
     )  # fmt: skip
@@ -99,6 +100,7 @@ class ForwardRecord:
         self.versions: Sequence[int] = ()
         self.freed = False
         self.outside: frozenset[str] = frozenset()
+        self.reduced: frozenset[str] = frozenset()
         self.changed: tuple[str, ...] = ()
         self.end: int | None = None
 

@@ -63,7 +63,7 @@ def flows_of_ranks(
     for parts in found.parts:
         nth: dict[int, int] = {}  # a pass may run through several forward calls
         for part in parts:
-            number = part.facts.backward
+            number = part.facts.event.backward
             nth[number] = nth.get(number, -1) + 1
             events.setdefault((number, nth[number]), []).append(part)
     return [together(events[event], found.courses, len(found.parts)) for event in sorted(events)]
@@ -232,14 +232,14 @@ class _Meeting:
         device = _device_of(self.group)
         sent = torch.zeros(longest, dtype=torch.uint8)
         sent[: payload.numel()] = payload
-        received = torch.empty(self.size * longest, dtype=torch.uint8, device=device)
+        received = [torch.empty_like(sent, device=device) for _ in range(self.size)]
         try:
-            work = dist.all_gather_into_tensor(received, sent.to(device), group=self.group, async_op=True)
+            work: Any = dist.all_gather(received, sent.to(device), group=self.group, async_op=True)
             work.wait(timedelta(seconds=self.timeout))
         except RuntimeError as error:
             message = f"a rank died while the ranks exchanged their flows: {error}".splitlines()[0]
             raise RanksError(message) from error
-        return list(received.cpu().view(self.size, longest))
+        return [one.cpu() for one in received]
 
     def done(self) -> None:
         """Leave little in the store: what nobody can ask for any more is deleted."""

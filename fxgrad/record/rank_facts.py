@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from fxgrad.schema import Activity, ChannelSums, Failure, GradientFlow, OptimizerFacts, ParameterRecord, StepFacts, Update
+from fxgrad.schema import Activity, CaptureReport, ChannelSums, EventInfo, GradientFlow, OptimizerFacts, ParameterRecord, StepFacts, Update
 
 __all__ = ["Facts", "facts_of", "with_facts"]
 
@@ -17,22 +17,17 @@ class Facts:
     """Of one rank and backward event; numbers are those of sites and parameters in the flow of its course.
 
     Attributes:
-        backward: number of the event.
-        loss_scale, accumulating, differentiated: as of ``EventInfo``.
+        event, capture, optimizer: as of the flow.
         activity, channels, updates: with the number of the site or parameter.
-        optimizer, failed: as of the flow and its event.
         shards: numbers of the parameters of which it has a part, and no second copy of one.
     """
 
-    backward: int
-    loss_scale: float | None
-    accumulating: bool | None
-    differentiated: bool
+    event: EventInfo
+    capture: CaptureReport
     activity: tuple[tuple[int, Activity], ...]
     channels: tuple[tuple[int, ChannelSums], ...]
     updates: tuple[tuple[int, Update], ...]
     optimizer: OptimizerFacts | None
-    failed: Failure | None
     shards: tuple[int, ...] = ()
 
 
@@ -52,13 +47,12 @@ class Told(Protocol):
 
 def facts_of(flow: GradientFlow) -> Facts:
     """The facts of a flow."""
-    event = flow.event
     return Facts(
-        event.backward, event.loss_scale, event.accumulating, event.differentiated,
+        flow.event, flow.capture,
         tuple((n, site.activity) for n, site in enumerate(flow.sites) if site.activity is not None),
         tuple((n, site.channels) for n, site in enumerate(flow.sites) if site.channels is not None),
         tuple((n, record.update) for n, record in enumerate(flow.parameters) if record.update is not None),
-        flow.optimizer, event.failed,
+        flow.optimizer,
         tuple(n for n, record in enumerate(flow.parameters) if _is_shard(record)),
     )  # fmt: skip
 
@@ -82,7 +76,8 @@ def with_facts(flow: GradientFlow, told: Sequence[Told], courses: Mapping[str, G
         for number, update in one.facts.updates:
             updates.setdefault(course.parameters[number].name, []).append((update, number in shards))
     facts = [one.facts for one in told]
-    accumulating = [one.accumulating for one in facts if one.accumulating is not None]
+    events = [one.event for one in facts]
+    accumulating = [one.accumulating for one in events if one.accumulating is not None]
     return replace(
         flow,
         sites=tuple(
@@ -91,10 +86,11 @@ def with_facts(flow: GradientFlow, told: Sequence[Told], courses: Mapping[str, G
         ),
         parameters=tuple(replace(record, update=_moved(updates.get(record.name, ()))) for record in flow.parameters),
         event=replace(
-            flow.event, backward=facts[0].backward, loss_scale=facts[0].loss_scale,
-            accumulating=any(accumulating) if accumulating else None,
-            differentiated=any(one.differentiated for one in facts), failed=facts[0].failed,
+            events[0], accumulating=any(accumulating) if accumulating else None,
+            differentiated=any(one.differentiated for one in events),
+            margins_met=all(one.margins_met for one in events),
         ),
+        capture=facts[0].capture,
         optimizer=_optimizer(facts),
     )  # fmt: skip
 

@@ -54,7 +54,7 @@ def together(parts: Sequence[Part], courses: Mapping[str, GradientFlow], size: i
         size: how many ranks there are.
     """
     everybody = sorted(parts, key=lambda part: part.rank)
-    parts = [part for part in everybody if part.facts.failed is None] or everybody
+    parts = [part for part in everybody if part.facts.event.failed is None] or everybody
     by_course: dict[str, list[Part]] = {}
     for part in parts:
         by_course.setdefault(part.course, []).append(part)
@@ -72,8 +72,8 @@ def together(parts: Sequence[Part], courses: Mapping[str, GradientFlow], size: i
         _other(courses[ordered[0]], courses[course], [part.rank for part in by_course[course]])
         for course in ordered[1:]
     )
-    events = {part.rank: part.facts.backward for part in everybody}
-    failed = tuple(part.rank for part in everybody if part.facts.failed is not None)
+    events = {part.rank: part.facts.event.backward for part in everybody}
+    failed = tuple(part.rank for part in everybody if part.facts.event.failed is not None)
     worst, worst_at = _worst(flow, rows, keys, ranks)
     told = Ranks(
         size, worst, worst_at, tuple(rank for rank in range(size) if rank not in events), failed, others,

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fxgrad.schema import Placement
 
-__all__ = ["is_sharded", "local_part", "placement_of"]
+__all__ = ["in_fsdp", "is_fsdp", "is_sharded", "local_part", "placement_of"]
 
 _PLAIN = (Tensor, nn.Parameter)
 PARTIAL = "each rank has a part of the sum only, and the ranks would have to add them up to measure it"
@@ -26,6 +26,19 @@ def _loaded(module: str, name: str) -> Any:
 def is_sharded(tensor: Tensor) -> bool:
     """Whether a tensor is a ``DTensor``."""
     return type(tensor) not in _PLAIN and isinstance(tensor, _loaded("torch.distributed.tensor", "DTensor"))
+
+
+def is_fsdp(module: nn.Module) -> bool:
+    """Whether ``fully_shard`` was called on a module."""
+    return isinstance(module, _loaded("torch.distributed.fsdp", "FSDPModule"))
+
+
+def in_fsdp() -> bool:
+    """Whether ``fully_shard`` itself made the call: it gathers parameters in hooks of the forward."""
+    frame: Any = sys._getframe(2)  # noqa: SLF001  # inspect.stack() reads source files
+    if frame.f_globals.get("__name__") == "torch._ops":  # an operator of its own
+        frame = frame.f_back
+    return "torch.distributed.fsdp." in frame.f_globals.get("__name__", "")
 
 
 def local_part(tensor: Tensor) -> Tensor:

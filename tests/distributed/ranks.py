@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 import fxgrad
 from fxgrad.errors import NoFlowError, RanksError
 from tests.distributed.nets import WIDTH, batch, loss_of, make, spread, watched
+from tests.distributed.start import Gone
 
 STEPS = 50
 KINDS = ("ddp", "static graph", "unused", "comm hook", "fsdp", "tensor parallel")
@@ -166,3 +167,126 @@ def global_statistics(rank: int) -> dict[str, Any]:
             found[f"{kind}, native={native}, flow"] = flow
             assert history[-1] == flow
     return found
+
+
+def tensor_parallel(rank: int) -> dict[str, Any]:
+    """The model on one rank, without fxgrad, and what the ranks have of it together."""
+    wanted = make(norm=False).eval()
+    loss_of(wanted, 0, 0).backward()
+    model = spread("tensor parallel", make(norm=False).eval())
+    with fxgrad.watch(model, statistics="full", forward=True) as watch:
+        loss_of(model, 0, 0).backward()
+        flow = watch.flow(reduce=True)
+    return {
+        "gradients": {name: measured(p.grad) for name, p in wanted.named_parameters()},
+        "values": {name: measured(p) for name, p in wanted.named_parameters()},
+        "flow": flow,
+        "own": watch.flow(),
+    }
+
+
+def unreduced(rank: int) -> Any:
+    """A pass without a reduction, one with it, and one that adds to what is there."""
+    model, watch = watched("fsdp", "outside", statistics="full")
+    flows = []
+    for sync in (False, True, True):
+        model.set_requires_gradient_sync(sync)
+        loss_of(model, rank, 0).backward()
+        flows.append(watch.flow())
+    return flows
+
+
+class Branched(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.extra, self.head = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 3)
+
+    def forward(self, x: Tensor, *, extra: bool) -> Tensor:
+        x = self.fc(x)
+        if extra:
+            x = torch.tanh(self.extra(x))
+        return self.head(x)
+
+
+def another_course(rank: int) -> Any:
+    """Rank 1 skips a branch; then rank 1 alone takes it; then it has no backward pass at all."""
+    found = []
+    model = Branched()
+    for turn in range(3):
+        with fxgrad.watch(model, statistics="full") as watch:
+            if turn < 2 or rank != 1:
+                model(batch(rank, 0)[0], extra=(rank == 1) == (turn == 1)).square().mean().backward()
+            before = collectives()
+            found.append(watch.flow(reduce=True))
+            assert collectives() - before == 1
+    with fxgrad.watch(model) as watch:
+        try:
+            watch.flow(reduce=True)
+        except NoFlowError as error:
+            found.append(str(error))
+    return found
+
+
+def fault_on_one_rank(rank: int) -> Any:
+    """A NaN in the data of rank 1, and a gradient out of all proportion."""
+    found = []
+    for fault in (float("nan"), 1e6):
+        model = Branched()
+        with fxgrad.watch(model, statistics="full") as watch:
+            for step in range(4):
+                x = batch(rank, step)[0]
+                if rank == 1:
+                    x[2, 3] = x[2, 3] * fault
+                model(x, extra=True).square().mean().backward()
+            found += [watch.flow(reduce=True), fxgrad.diagnose(watch.history.reduced())]
+    return found
+
+
+def store_size() -> int:
+    return int(dist.group.WORLD.get_group_store().num_keys())
+
+
+def refused(rank: int) -> Any:
+    """Calls that differ, a rank that comes too late, and what can be done behind that."""
+    model = Branched()
+    found = []
+    with fxgrad.watch(model) as watch:
+        model(batch(rank, 0)[0], extra=True).square().mean().backward()
+        try:
+            watch.flow(reduce=True) if rank == 0 else watch.history.reduced()
+        except RanksError as error:
+            found.append((str(error), error.ranks))
+        store = dist.group.WORLD.get_group_store()
+        if rank == 1:
+            store.wait(["late"])
+        try:
+            watch.flow(reduce=True, timeout=0.5)
+        except RanksError as error:
+            found.append((str(error), error.ranks))
+        store.set("late", "")
+        sizes = []
+        for _ in range(5):
+            found.append(watch.flow(reduce=True))
+            dist.barrier()
+            sizes.append(store_size())
+            dist.barrier()
+        found.append(sizes[1:])
+        one = torch.ones(1)
+        dist.all_reduce(one)
+        found.append(float(one))
+    return found
+
+
+def dies(rank: int) -> Any:
+    """The last rank is gone for good."""
+    model = Branched()
+    with fxgrad.watch(model) as watch:
+        model(batch(rank, 0)[0], extra=True).square().mean().backward()
+        watch.flow(reduce=True)
+        if rank == dist.get_world_size() - 1:
+            raise Gone
+        try:
+            watch.flow(reduce=True, timeout=1.0)
+        except RanksError as error:
+            return str(error), error.ranks, watch.flow().event.backward
+    return None
