@@ -63,6 +63,7 @@ def _members(kind: type) -> Iterator[str]:
 
 def _signature(thing: Any) -> str:
     words = str(inspect.signature(thing)).replace("(self, ", "(").replace("(self)", "()")
+    words = re.sub(r" at 0x[0-9a-f]+", "", words)  # where a default lies in memory is another place each time
     return re.sub(r"'([^']*)'(?=[,)\s]|$)", r"\1", words) if "'" in words else words
 
 

@@ -31,8 +31,9 @@ if TYPE_CHECKING:
     from fxgrad.api import Rewrite, Watch, gradient_flow, instrument, rewrite, watch
     from fxgrad.comparison import compare
     from fxgrad.diagnosis import Thresholds, diagnose
-    from fxgrad.errors import FindingWarning, FxgradError
+    from fxgrad.errors import FindingWarning, FxgradError, LogWarning
     from fxgrad.handles.dynamo_backend import flow_of
+    from fxgrad.run_file import Run, open_run
     from fxgrad.schema import (
         BlindSpot,
         Comparison,
@@ -41,11 +42,14 @@ if TYPE_CHECKING:
         Finding,
         GradientFlow,
         History,
+        Log,
+        LogEntry,
         ModuleFlow,
         Node,
         NotChecked,
         ParameterRecord,
         RewriteReport,
+        Series,
         Site,
         Statistics,
     )
@@ -63,12 +67,17 @@ __all__ = [
     "FxgradError",
     "GradientFlow",
     "History",
+    "Log",
+    "LogEntry",
+    "LogWarning",
     "ModuleFlow",
     "Node",
     "NotChecked",
     "ParameterRecord",
     "Rewrite",
     "RewriteReport",
+    "Run",
+    "Series",
     "Site",
     "Statistics",
     "Thresholds",
@@ -80,6 +89,7 @@ __all__ = [
     "instrument",
     "load",
     "load_series",
+    "open_run",
     "rewrite",
     "rules",
     "save_series",
@@ -97,12 +107,17 @@ _HOME = {
     "FxgradError": "fxgrad.errors",
     "GradientFlow": "fxgrad.schema",
     "History": "fxgrad.schema",
+    "Log": "fxgrad.schema",
+    "LogEntry": "fxgrad.schema",
+    "LogWarning": "fxgrad.errors",
     "ModuleFlow": "fxgrad.schema",
     "Node": "fxgrad.schema",
     "NotChecked": "fxgrad.schema",
     "ParameterRecord": "fxgrad.schema",
     "Rewrite": "fxgrad.api",
     "RewriteReport": "fxgrad.schema",
+    "Run": "fxgrad.run_file",
+    "Series": "fxgrad.schema",
     "Site": "fxgrad.schema",
     "Statistics": "fxgrad.schema",
     "Thresholds": "fxgrad.diagnosis",
@@ -114,6 +129,7 @@ _HOME = {
     "instrument": "fxgrad.api",
     "load": "fxgrad.store",
     "load_series": "fxgrad.store",
+    "open_run": "fxgrad.run_file",
     "rewrite": "fxgrad.api",
     "rules": "fxgrad",
     "save_series": "fxgrad.store",

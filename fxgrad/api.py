@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
+from fxgrad.engine.logbook import Logbook, checked_logs
 from fxgrad.engine.objective import Objective, default_loss
 from fxgrad.engine.step import Options
 from fxgrad.errors import OptionError
@@ -18,7 +20,7 @@ from fxgrad.handles.rewritten import Rewrite
 from fxgrad.handles.watching import Around, Watch
 from fxgrad.losses import named_loss
 from fxgrad.rewriting.rules import Rule
-from fxgrad.schema import Finding, GradientFlow, Level, SiteKind
+from fxgrad.schema import Finding, GradientFlow, Level, Log, SiteKind
 
 if TYPE_CHECKING:
     from fxgrad.handles.compilable import Compilable
@@ -85,13 +87,12 @@ def watch(  # noqa: PLR0913  # the public signature of the design
     optimizer: Optimizer | Sequence[Optimizer] | None = None,
     scaler: GradScaler | None = None, limits: Mapping[str, float] | None = None,
     on_finding: Callable[[Finding], Any] | None = None, native: bool = True,
+    log_to: Log | Sequence[Log] = (), log_every: int | None = 50, status: bool = False,
 ) -> Watch:  # fmt: skip
     """Observe the gradients of ``model`` in place, while the training loop stays as it is.
 
-    The model's own Python runs in every step, once; nothing takes its place.
-
     Args:
-        model: any module that runs Python; the optimizer, ``state_dict`` and hooks are not touched.
+        model: any module that runs Python; its own Python runs in every step, once, and nothing takes its place.
         every: observe every n-th training forward.
         statistics: ``"norm"`` (one reduction a site), ``"full"`` or ``"histogram"``.
         sites: ``"node"``, the total gradient of each value; ``"edge"``, also the part that each consumer of a value
@@ -102,17 +103,17 @@ def watch(  # noqa: PLR0913  # the public signature of the design
         channels: with ``forward``, also the gradient of what convolutions, linear and matmul-like nodes returned, unit
             by unit, in ``site.channels``.
         optimizer: the optimizer, or several: flows then have what the step behind a backward pass did to each parameter
-            (``ParameterRecord.update``, ``flow.optimizer``), in accumulation each of their flows.  A step copies the
-            parameters that have a gradient, for as long as it runs.
-        scaler: the ``torch.amp.GradScaler``: flows then have the loss scale (``flow.event.loss_scale``) and how many
-            steps were skipped.
+            (``ParameterRecord.update``, ``flow.optimizer``).  A step copies the parameters that have a gradient.
+        scaler: the ``torch.amp.GradScaler``: flows then have the loss scale, and how many steps were skipped.
         limits: your own alarms: the largest values of statistics (``{"l2_norm": 1e3}``) at any site or parameter, with
-            a loss scale divided out.  They are judged at the end of each backward pass, which then waits for the device
-            once; see ``alarms`` of the watch.
-        on_finding: called with each alarm, and with what ``diagnose()`` of the watch finds for the first time.  None:
+            a loss scale divided out, judged at the end of each backward pass, which then waits for the device.
+        on_finding: called with each alarm, and with what ``diagnose()`` or a log entry finds for the first time.  None:
             an alarm is a ``fxgrad.FindingWarning``.  What it raises, ``backward()`` raises when it is done.
-        native: whether the native recorder, which makes watching cheap, may be used, and built in the background once
-            the watch has run for some seconds (see ``docs/native.md``).  False: the Python recorder, always.
+        native: whether the native recorder may be used, and built in the background (see ``docs/native.md``).
+        log_to: where the run is logged: logs of ``fxgrad.integrations``, or objects with ``write(entry)``, ``close()``.
+        log_every: a step is read, which waits for the device, and logged when this many have passed since the one
+            before; also the last one, when the watch is removed.  None: only by ``log()`` of the watch.
+        status: whether each logged step is also one line on the screen: loss if noted, worst gradient, findings.
 
     Returns:
         A handle and context manager with ``flow()``, ``history`` and ``remove()``.
@@ -125,6 +126,7 @@ def watch(  # noqa: PLR0913  # the public signature of the design
     _only_in_place(capture, "watches")
     _check_every(every)
     around = Around.of(statistics, optimizer=optimizer, scaler=scaler, limits=limits, on_finding=on_finding)
+    around = replace(around, logbook=Logbook(checked_logs(log_to, log_every, status=status), log_every))
     options = Options(statistics, capture, sites, forward, channels, native)
     return Watch(model, options, every=every, around=around)
 

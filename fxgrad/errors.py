@@ -50,6 +50,10 @@ class FlowFileError(FxgradError, ValueError):
     """A file is not a flow, is damaged, or was written by a newer version."""
 
 
+class RunFileError(FxgradError, OSError):
+    """A run file cannot be written or read, is something else or damaged, or was written by a newer version."""
+
+
 class GraphvizMissingError(FxgradError, ImportError):
     """No Graphviz engine is installed, so that no picture can be laid out."""
 
@@ -76,6 +80,10 @@ class RuleError(FxgradError, ValueError):
 
 class FindingWarning(UserWarning):
     """What ``fxgrad.watch(limits=...)`` warns with where it was given no ``on_finding``."""
+
+
+class LogWarning(UserWarning):
+    """What ``fxgrad.watch(log_to=...)`` warns with where a log failed, which gets no more entries."""
 
 
 class UnhealthyError(FxgradError, AssertionError):

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 import json
-import math
 import os
 import secrets
-import types
-import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from fxgrad.errors import FlowFileError, OptionError
-from fxgrad.schema import GradientFlow, Node, Site
+from fxgrad.plain import DamageError, flow_plain, from_plain, plain
+from fxgrad.schema import GradientFlow, Node
 
 FORMAT = "fxgrad-flow"
-Kind = TypeVar("Kind")
 VERSION = 5  # 5: what a flow says of ranks
 SERIES_FORMAT = "fxgrad-series"
-_SPELLED = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
 def to_json(flow: GradientFlow, path: str | Path | None = None) -> str:
@@ -31,7 +25,7 @@ def to_json(flow: GradientFlow, path: str | Path | None = None) -> str:
         FlowFileError: the file cannot be written.
     """
     index = {node: number for number, node in enumerate(flow.nodes)}
-    text = strict_json({"format": FORMAT, "version": VERSION, "flow": _plain(flow, index)})
+    text = strict_json({"format": FORMAT, "version": VERSION, "flow": flow_plain(flow, index)})
     if path is not None:
         write_whole(Path(path), text)
     return text
@@ -66,7 +60,7 @@ def from_json(text: str, where: str = "the text") -> GradientFlow:
     _check_version(content, where)
     try:
         return _read_flow(content.get("flow"))
-    except _DamageError as error:
+    except DamageError as error:
         message = f"{where} is damaged: {error}. Write it again with flow.to_json(path)."
         raise FlowFileError(message) from error
 
@@ -89,7 +83,7 @@ def save_series(flows: Iterable[GradientFlow], path: str | Path) -> None:
     for flow in series:
         own = {node: number for number, node in enumerate(flow.nodes)}
         numbers = [shared.setdefault(node, len(shared)) for node in flow.nodes]
-        written.append(_plain(flow, own) | {"nodes": numbers})
+        written.append(flow_plain(flow, own) | {"nodes": numbers})
     content = {
         "format": SERIES_FORMAT,
         "version": VERSION,
@@ -113,7 +107,7 @@ def load_series(path: str | Path) -> tuple[GradientFlow, ...]:
         if content["format"] == FORMAT:
             return (_read_flow(content.get("flow")),)
         return _read_series(content)
-    except _DamageError as error:
+    except DamageError as error:
         message = f"{where} is damaged: {error}. Write it again with fxgrad.save_series(flows, path)."
         raise FlowFileError(message) from error
 
@@ -183,35 +177,7 @@ def _replace(path: Path, content: bytes) -> None:
         temporary.unlink(missing_ok=True)
 
 
-# ---- writing -------------------------------------------------------------------------------------------------------
-
-
-def plain(value: Any) -> Any:
-    """JSON values of a record: dataclasses as objects, tuples as lists, NaN and Inf spelled."""
-    return _plain(value, {})
-
-
-def _plain(value: Any, index: dict[Node, int]) -> Any:
-    """JSON values; a site's node is written as its number among the nodes."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        result = {f.name: _plain(getattr(value, f.name), index) for f in dataclasses.fields(value)}
-        if isinstance(value, Site):
-            result["node"] = index[value.node]
-        return result
-    if isinstance(value, Mapping):
-        return {str(name): _plain(item, index) for name, item in value.items()}
-    if isinstance(value, (tuple, list)):
-        return [_plain(item, index) for item in value]
-    return value
-
-
 # ---- reading -------------------------------------------------------------------------------------------------------
-
-
-class _DamageError(Exception):
-    """What is wrong with the content, in words."""
 
 
 def _refuse_constant(word: str) -> Any:
@@ -220,20 +186,20 @@ def _refuse_constant(word: str) -> Any:
 
 
 def _read_series(content: dict[str, Any]) -> tuple[GradientFlow, ...]:
-    shared = _read(tuple[Node, ...], content.get("nodes"), "nodes")
+    shared = from_plain(tuple[Node, ...], content.get("nodes"), "nodes")
     written = content.get("flows")
     if not isinstance(written, list) or not written:
         message = "it holds no flows"
-        raise _DamageError(message)
+        raise DamageError(message)
     found = []
     for number, flow in enumerate(written):
         if not isinstance(flow, dict):
             message = f"flows[{number}] is no flow"
-            raise _DamageError(message)
-        places = _read(tuple[int, ...], flow.get("nodes"), f"flows[{number}].nodes")
+            raise DamageError(message)
+        places = from_plain(tuple[int, ...], flow.get("nodes"), f"flows[{number}].nodes")
         if not all(0 <= place < len(shared) for place in places):
             message = f"flows[{number}] has a node that is not there"
-            raise _DamageError(message)
+            raise DamageError(message)
         found.append(_read_flow({**flow, "nodes": tuple(shared[place] for place in places)}))
     return tuple(found)
 
@@ -241,20 +207,20 @@ def _read_series(content: dict[str, Any]) -> tuple[GradientFlow, ...]:
 def _read_flow(content: Any) -> GradientFlow:
     if not isinstance(content, dict):
         message = "it holds no flow"
-        raise _DamageError(message)
-    nodes = _read(tuple[Node, ...], content.get("nodes"), "nodes")
+        raise DamageError(message)
+    nodes = from_plain(tuple[Node, ...], content.get("nodes"), "nodes")
     sites = content.get("sites")
     if not isinstance(sites, list):
         message = "sites are missing"
-        raise _DamageError(message)
+        raise DamageError(message)
     filled = []
     for number, site in enumerate(sites):
         at = site.get("node") if isinstance(site, dict) else None
         if type(at) is not int or not 0 <= at < len(nodes):
             message = f"sites[{number}] belongs to no node"
-            raise _DamageError(message)
+            raise DamageError(message)
         filled.append({**site, "node": nodes[at]})
-    flow: GradientFlow = _read(GradientFlow, {**content, "nodes": nodes, "sites": filled}, "flow")
+    flow: GradientFlow = from_plain(GradientFlow, {**content, "nodes": nodes, "sites": filled}, "flow")
     _check_references(flow)
     return flow
 
@@ -263,102 +229,10 @@ def _check_references(flow: GradientFlow) -> None:
     keys = {node.key for node in flow.nodes}
     if len(keys) != len(flow.nodes):
         message = "two nodes have one key"
-        raise _DamageError(message)
+        raise DamageError(message)
     named = [*((e.producer, "an edge") for e in flow.edges), *((e.consumer.key, "an edge") for e in flow.edges)]
     named += [(spot.key, "a blind spot") for spot in flow.blind_spots]
     for key, what in named:
         if key not in keys:
             message = f"{what} names the unknown node {key!r}"
-            raise _DamageError(message)
-
-
-def read_as(kind: type[Kind], value: Any, where: str) -> Kind:
-    """What ``plain`` gave of a dataclass, as one again; ``where`` names its origin in errors.
-
-    Raises:
-        FlowFileError: something is missing, or of another type.
-    """
-    try:
-        found: Kind = _read(kind, value, where)
-    except _DamageError as error:
-        raise FlowFileError(str(error)) from error
-    return found
-
-
-def _read(kind: Any, value: Any, where: str) -> Any:
-    """``value`` as ``kind``, checked all the way down."""
-    origin, parts = typing.get_origin(kind), typing.get_args(kind)
-    if origin in (typing.Union, types.UnionType):
-        return _read_union(parts, value, where)
-    if origin is typing.Literal:
-        if value not in parts:
-            message = f"{where} is {value!r}, which is none of {', '.join(map(repr, parts))}"
-            raise _DamageError(message)
-        return value
-    if origin is tuple:
-        return _read_tuple(parts, value, where)
-    if dataclasses.is_dataclass(kind):
-        return _read_dataclass(kind, value, where)
-    if kind is float:
-        return _read_float(value, where)
-    if type(value) is not kind:
-        message = f"{where} is {value!r}, but must be of type {kind.__name__}"
-        raise _DamageError(message)
-    return value
-
-
-def _read_union(kinds: tuple[Any, ...], value: Any, where: str) -> Any:
-    if value is None and type(None) in kinds:
-        return None
-    (kind,) = (k for k in kinds if k is not type(None))
-    return _read(kind, value, where)
-
-
-def _read_tuple(parts: tuple[Any, ...], value: Any, where: str) -> tuple[Any, ...]:
-    if isinstance(value, tuple):
-        return value  # read before
-    if not isinstance(value, list):
-        message = f"{where} is {value!r}, but must be a list"
-        raise _DamageError(message)
-    if len(parts) == 2 and parts[1] is Ellipsis:  # noqa: PLR2004  # tuple[X, ...]
-        return tuple(_read(parts[0], item, f"{where}[{n}]") for n, item in enumerate(value))
-    if len(parts) != len(value):
-        message = f"{where} has {len(value)} entries, but must have {len(parts)}"
-        raise _DamageError(message)
-    return tuple(_read(part, item, f"{where}[{n}]") for n, (part, item) in enumerate(zip(parts, value, strict=True)))
-
-
-def _read_dataclass(kind: Any, value: Any, where: str) -> Any:
-    if isinstance(value, kind):
-        return value  # read before
-    if not isinstance(value, dict):
-        message = f"{where} is {value!r}, but must be an object"
-        raise _DamageError(message)
-    hints = _hints(kind)
-    names = {f.name for f in dataclasses.fields(kind)}
-    if names != value.keys():
-        odd = ", ".join(sorted(names ^ value.keys()))
-        message = f"{where} lacks fields or has unknown ones ({odd})"
-        raise _DamageError(message)
-    return kind(**{name: _read(hints[name], item, f"{where}.{name}") for name, item in value.items()})
-
-
-@functools.cache
-def _hints(kind: Any) -> dict[str, Any]:
-    return typing.get_type_hints(kind)
-
-
-def _read_float(value: Any, where: str) -> float:
-    if isinstance(value, str) and value in _SPELLED:
-        return _SPELLED[value]
-    if type(value) not in (int, float):
-        message = f"{where} is {value!r}, but must be a number"
-        raise _DamageError(message)
-    try:
-        number = float(value)
-    except OverflowError:
-        number = math.inf
-    if math.isinf(number):  # 1e999, or an integer of hundreds of digits
-        message = f"{where} is beyond the range of a number"
-        raise _DamageError(message)
-    return number
+            raise DamageError(message)

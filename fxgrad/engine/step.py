@@ -269,6 +269,11 @@ class Engine:
         self.recorder.settle()
         return self._completed(self._finished())
 
+    def latest(self, count: int) -> list[GradientFlow]:
+        """The flows of the latest kept events, at most ``count``, oldest first."""
+        self.recorder.settle()
+        return self._completed(self._finished()[-count:])
+
     def _finished(self) -> list[EventRecord]:
         """The kept events of forward calls that returned; one that raised has no graph."""
         return [kept for kept in tuple(self.recorder.history) if kept.recording.plan is not None]

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from fxgrad.diagnosis.limits import checked_limits
 from fxgrad.engine.alarms import Alarms, OnFinding, checked_listener
 from fxgrad.engine.holding import host_of, hosting, refuse_unhostable
+from fxgrad.engine.logbook import Logbook
 from fxgrad.engine.step import Engine, Options
 from fxgrad.engine.training import Training, checked_optimizers, checked_scaler
 from fxgrad.errors import NoFlowError, WatchError
@@ -35,12 +36,14 @@ class Around:
         scaler: of the loss.
         limits: by statistics word.
         on_finding: who is told of findings.
+        logbook: the logs, where there are any.
     """
 
     optimizers: tuple[Optimizer, ...] = ()
     scaler: GradScaler | None = None
     limits: Mapping[str, float] = field(default_factory=dict)
     on_finding: OnFinding | None = None
+    logbook: Logbook = field(default_factory=Logbook)
 
     @staticmethod
     def of(level: Level, *, optimizer: Any, scaler: Any, limits: Any, on_finding: Any) -> Around:
@@ -53,7 +56,7 @@ class Around:
         return Around(checked_optimizers(optimizer), checked_scaler(scaler), checked, checked_listener(on_finding))
 
 
-_PUBLIC = ("active", "alarms", "diagnose", "flow", "history", "pause", "remove", "resume")
+_PUBLIC = ("active", "alarms", "diagnose", "flow", "history", "log", "note", "pause", "remove", "resume")
 
 
 class Watch:
@@ -83,7 +86,9 @@ class Watch:
         self.engine = kind(model, host.plain, options)
         self._host = host.take_in(self)
         self._host.one_shots += one_shot
-        self._training, self._alarms = self._surround(Around() if around is None else around)
+        around = Around() if around is None else around
+        self._training, self._alarms = self._surround(around)
+        self._logbook = around.logbook.opened(self.engine.latest, self._alarms.report)
 
     def _surround(self, around: Around) -> tuple[Training | None, Alarms]:
         engine = self.engine
@@ -97,7 +102,10 @@ class Watch:
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the model's own forward, observed where this call is to be."""
-        return self.engine.run(args, kwargs, observe=self._wants())
+        observe = self._wants()
+        if observe and self._model.training:
+            self._logbook.forward(self._forwards - 1)
+        return self.engine.run(args, kwargs, observe=observe)
 
     def _wants(self) -> bool:
         if self._paused or not self.engine.recorder.on:
@@ -172,6 +180,26 @@ class Watch:
         self._alarms.report(found.findings)
         return found
 
+    def note(self, **scalars: float | torch.Tensor) -> None:
+        """Keep numbers that stand beside the gradients in the logs: ``watch.note(loss=loss)``.
+
+        The latest of each name is written.  A tensor with one element stays on its device until then.
+
+        Raises:
+            OptionError: one is no single number.
+        """
+        self._logbook.note(scalars)
+
+    def log(self, step: int | None = None) -> None:
+        """Write the latest flow, its findings and the notes to the logs of ``log_to`` now.
+
+        Waits for the device, once.  Does nothing where no backward pass has come since it was done last.
+
+        Args:
+            step: the number that the entry gets; None: that of the latest training forward, from 0.
+        """
+        self._logbook.write(step)
+
     @property
     def alarms(self) -> tuple[Finding, ...]:
         """The latest alarms of ``limits`` (at most 128), oldest first."""
@@ -203,6 +231,7 @@ class Watch:
         """Give the model back as it was.  What was recorded stays readable.  May be called twice."""
         if not self.engine.recorder.on:
             return
+        self._logbook.finish()
         self.engine.close()
         if self._training is not None:
             self._training.remove()

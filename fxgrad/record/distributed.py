@@ -17,11 +17,12 @@ from torch import Tensor
 from torch import distributed as dist
 
 from fxgrad.errors import NoFlowError, RanksError
+from fxgrad.plain import from_plain, plain
 from fxgrad.record.rank_facts import Facts, facts_of
 from fxgrad.record.rows import rows_of
 from fxgrad.record.union import Part, course_of, together
 from fxgrad.schema import GradientFlow
-from fxgrad.store import from_json, plain, read_as, to_json
+from fxgrad.store import from_json, to_json
 
 __all__ = ["TIMEOUT", "Packed", "flow_of_ranks", "flows_of_ranks", "is_distributed", "packed", "unpacked"]
 
@@ -132,7 +133,7 @@ def unpacked(payload: Tensor, rank: int) -> list[Part]:
         count, width = head["rows"]
         end = start + 8 * count * width
         rows = payload[start:end].clone().view(torch.float64).reshape(count, width)
-        parts.append(Part(rank, head["course"], read_as(Facts, head["facts"], f"the facts of rank {rank}"), rows))
+        parts.append(Part(rank, head["course"], from_plain(Facts, head["facts"]), rows))
         start = end
     return parts
 

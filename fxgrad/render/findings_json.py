@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from fxgrad.plain import plain
 from fxgrad.render.words import tool_version
 from fxgrad.schema import Diagnosis
-from fxgrad.store import plain, strict_json
+from fxgrad.store import strict_json
 
 __all__ = ["FORMAT", "VERSION", "findings_json"]
 

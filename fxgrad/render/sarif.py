@@ -14,10 +14,11 @@ from pathlib import Path, PurePath, PureWindowsPath
 from typing import Any
 from urllib.parse import quote
 
+from fxgrad.plain import plain
 from fxgrad.render.findings import at
 from fxgrad.render.words import tool_version
 from fxgrad.schema import RULES, Diagnosis, Finding, Node
-from fxgrad.store import plain, strict_json
+from fxgrad.store import strict_json
 
 __all__ = ["Origin", "to_sarif"]
 

@@ -18,7 +18,8 @@ from fxgrad.schema.drawing import DirectionWord, PictureWords, ScaleWord, TableW
 from fxgrad.schema.failure import Failure, FailureCause
 from fxgrad.schema.findings import RULES, Confidence, Diagnosis, Finding, NotChecked, Severity
 from fxgrad.schema.flow import CaptureReport, EventInfo, GradientFlow, Sink
-from fxgrad.schema.history import History
+from fxgrad.schema.history import FlowSeries, History, Series
+from fxgrad.schema.log import Log, LogEntry
 from fxgrad.schema.ranks import OtherCourse, Placement, Ranks, Spread
 from fxgrad.schema.records import (
     BlindSpot,
@@ -65,10 +66,13 @@ __all__ = [
     "Failure",
     "FailureCause",
     "Finding",
+    "FlowSeries",
     "FrontEnd",
     "GradientFlow",
     "History",
     "Level",
+    "Log",
+    "LogEntry",
     "LossOp",
     "ModuleCall",
     "ModuleFlow",
@@ -87,6 +91,7 @@ __all__ = [
     "Rewritten",
     "RuleRecord",
     "ScaleWord",
+    "Series",
     "Severity",
     "Sink",
     "Site",

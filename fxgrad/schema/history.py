@@ -1,41 +1,86 @@
-"""The flows of a training run, oldest first."""
+"""The flows of a training run, oldest first: in memory, or in a file."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from fxgrad.schema.flow import GradientFlow
 from fxgrad.schema.late import late
+from fxgrad.schema.lines import in_a_line
 from fxgrad.schema.words import NormWord
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-__all__ = ["History"]
+__all__ = ["FlowSeries", "History", "Series"]
 
 
-class History(tuple[GradientFlow, ...]):
-    """A tuple of flows, oldest first, that reads as one line for each of them."""
+@in_a_line("name", "statistic")
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One number over the steps of a run.
+
+    Attributes:
+        name: id of the site, name of the parameter, or of what was noted.
+        statistic: which of its statistics; ``""`` for what was noted.
+        steps: numbers of the backward passes, ascending; one comes several times where it has several flows.
+        values: the number at each of them; None where it was not measured.
+    """
+
+    name: str
+    statistic: str
+    steps: tuple[int, ...]
+    values: tuple[float | None, ...]
+
+    def __len__(self) -> int:
+        """How many steps there are."""
+        return len(self.steps)
+
+
+class FlowSeries(Sequence[GradientFlow]):
+    """Flows of one model, oldest first, wherever they are kept: ``History`` in memory, ``Run`` in a file.
+
+    What takes a history takes any of them.  A step is the number of a backward pass.
+    """
 
     __slots__ = ()
 
-    def reduced(self, *, timeout: float = 120.0, group: Any = None) -> History:
-        """The same of all ranks of a distributed run, event by event; on each of them, by one collective.
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """The steps that have a flow, ascending."""
+        return tuple(dict.fromkeys(flow.event.backward for flow in self))
 
-        Every rank has to call this, as any collective.  A flow of it tells by ``ranks`` how the ranks differ.  Without
-        ``torch.distributed`` it is that of one rank.
-
-        Args:
-            timeout: seconds that ranks wait for each other.
-            group: the process group; None for all ranks.
+    def flow(self, step: int) -> GradientFlow:
+        """The flow of this step; of several forward calls in it, that of the latest.
 
         Raises:
-            RanksError: a rank did not come in time, or made another call; the process group can be used as before.
+            NoFlowError: there is none; the message says which there are.
         """
-        return History(late("fxgrad.record.distributed", "flows_of_ranks")(self, timeout=timeout, group=group))
+        found: GradientFlow = late("fxgrad.series", "flow_at")(self, step)
+        return found
+
+    def series(self, key: str, statistic: str = "l2_norm") -> Series:
+        """One statistic of one value or parameter over all steps.
+
+        Args:
+            key: ``Site.id``, or else the key or torch.fx name of a value, or the full name of a parameter.
+            statistic: a field of ``Statistics``, or ``"rms"``.
+
+        Raises:
+            SiteNotFoundError: there is no value or parameter of that name.
+            OptionError: there is no such statistic.
+        """
+        found: Series = late("fxgrad.series", "series_of")(self, key, statistic)
+        return found
+
+    def sampled(self, most: int) -> Sequence[GradientFlow]:
+        """At most so many of the flows, evenly spread; the first and the last are among them."""
+        found: Sequence[GradientFlow] = late("fxgrad.series", "sampled")(self, most)
+        return found
 
     def to_csv(self, path: str | Path | None = None, *, of: Literal["values", "parameters"] = "values") -> str:
         """A row for each step and value (or parameter); also written to ``path`` if given."""
@@ -58,14 +103,46 @@ class History(tuple[GradientFlow, ...]):
     ) -> Figure:  # fmt: skip
         """A heat map of blocks over steps, the loss side and ``values`` above it, as a matplotlib figure.
 
-        Saved to ``path`` if given.  ``fxgrad plot`` draws it in a terminal, too, without matplotlib.
+        Saved to ``path`` if given.  Of more than 400 flows an even sample is shown.  ``fxgrad plot`` draws it in a
+        terminal, too, without matplotlib.
 
         Raises:
             OptionError: matplotlib is not installed, there is no flow, or ``norm`` is unknown or was not measured.
             SiteNotFoundError: the latest flow has no value of that name.
         """
-        figure: Figure = late("fxgrad.render.plots", "plot_history")(self, path, norm=norm, values=values)
+        shown = self.sampled(_PLOTTED)
+        figure: Figure = late("fxgrad.render.plots", "plot_history")(shown, path, norm=norm, values=values)
         return figure
+
+    def __str__(self) -> str:
+        """A line for each backward pass: what went in at the loss side, what came to the inputs, and NaN or Inf."""
+        text: str = late("fxgrad.render.lines", "history_text")(self)
+        return text
+
+
+_PLOTTED = 400  # flows of a heat map: more than it has room for
+
+
+class History(tuple[GradientFlow, ...], FlowSeries):
+    """A tuple of flows, oldest first, that reads as one line for each of them."""
+
+    __slots__ = ()
+
+    def reduced(self, *, timeout: float = 120.0, group: Any = None) -> History:
+        """The same of all ranks of a distributed run, event by event; on each of them, by one collective.
+
+        Every rank has to call this, as any collective.  A flow of it tells by ``ranks`` how the ranks differ.  Without
+        ``torch.distributed`` it is that of one rank.
+
+        Args:
+            timeout: seconds that ranks wait for each other.
+            group: the process group; None for all ranks.
+
+        Raises:
+            RanksError: a rank did not come in time, or made another call; the process group can be used as before.
+        """
+        return History(late("fxgrad.record.distributed", "flows_of_ranks")(self, timeout=timeout, group=group))
+    __str__ = FlowSeries.__str__
 
     def __repr__(self) -> str:
         """How many there are, and which."""
@@ -73,8 +150,3 @@ class History(tuple[GradientFlow, ...]):
             return "History(no flow yet)"
         first, last = self[0].event.backward, self[-1].event.backward
         return f"History({len(self)} flows of {self[-1].capture.model[:40]}, backward {first} to {last})"
-
-    def __str__(self) -> str:
-        """A line for each backward pass: what went in at the loss side, what came to the inputs, and NaN or Inf."""
-        text: str = late("fxgrad.render.lines", "history_text")(self)
-        return text
