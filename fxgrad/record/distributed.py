@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch import distributed as dist
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # missing in its __all__ only
 
 from fxgrad.errors import NoFlowError, RanksError
 from fxgrad.plain import from_plain, plain
@@ -148,10 +149,11 @@ class _Meeting:
     """
 
     def __init__(self, group: Any, timeout: float) -> None:
-        self.group = group if group is not None else dist.group.WORLD
+        world: Any = dist.group.WORLD
+        self.group = world if group is None else group
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         self.timeout = timeout
-        self._store = dist.PrefixStore("fxgrad", self.group.get_group_store())
+        self._store = PrefixStore("fxgrad", self.group.get_group_store())
         self._number = self._store.add(f"reads of {self.rank}", 1)
 
     def _key(self, word: str, number: int | None = None) -> str:
@@ -186,7 +188,7 @@ class _Meeting:
             who = f"rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))}"
             message = (
                 f"{who} of {self.size} did not come to this read of the reduced flow within {self.timeout:g} s. Every "
-                "rank has to call it, in the same order (also ranks that do not print), and timeout= says how long to wait"
+                "rank has to call it, in the same order, those that do not print too; timeout= says how long to wait"
             )
             return {"error": message, "ranks": missing}
         told = [json.loads(text) for text in self._store.multi_get([self._key(str(n)) for n in range(self.size)])]
@@ -218,8 +220,8 @@ class _Meeting:
             text: str = self._store.get(key).decode()
         except (dist.DistStoreError, dist.DistNetworkError) as error:
             message = (
-                f"{who} of {self.size} did not answer a read of the reduced flow within {seconds:g} s: it died, or never "
-                f"came to the call ({type(error).__name__})"
+                f"{who} of {self.size} did not answer a read of the reduced flow within {seconds:g} s: it died, or "
+                f"never came to the call ({type(error).__name__})"
             )
             raise RanksError(message, ranks) from error
         return text
@@ -254,4 +256,5 @@ def _device_of(group: Any) -> torch.device:
     """Where the group's collectives take tensors from: the CPU where they can."""
     if any(f"cpu:{backend}" in dist.get_backend_config(group) for backend in ("gloo", "mpi", "ucc")):
         return torch.device("cpu")
-    return torch.device(torch.accelerator.current_accelerator() or "cpu", torch.accelerator.current_device_index())
+    accelerator = torch.accelerator.current_accelerator()
+    return torch.device(accelerator.type if accelerator else "cpu", torch.accelerator.current_device_index())

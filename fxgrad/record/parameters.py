@@ -153,7 +153,8 @@ class ParameterHooks:
     def _follow(self, parameter: Tensor, number: int) -> None:
         """``fully_shard`` adds gradients up over the ranks by itself, and then calls the hooks behind accumulation."""
         sink = self._sink
-        self._reduced[number] = parameter.register_post_accumulate_grad_hook(_Arrived(weakref.ref(sink), number))
+        hook = _Arrived(weakref.ref(sink), number)
+        self._reduced[number] = parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
         sink.parameters.reduced.add(number)
         sink.rounds = 1  # it waits for the end of the pass itself, and may have asked later than us
 

@@ -7,7 +7,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from fxgrad.schema import Activity, CaptureReport, ChannelSums, EventInfo, GradientFlow, OptimizerFacts, ParameterRecord, StepFacts, Update
+from fxgrad.schema import (
+    Activity,
+    CaptureReport,
+    ChannelSums,
+    EventInfo,
+    GradientFlow,
+    OptimizerFacts,
+    ParameterRecord,
+    StepFacts,
+    Update,
+)
 
 __all__ = ["Facts", "facts_of", "with_facts"]
 

@@ -72,14 +72,11 @@ class Part:
 
 @dataclass(slots=True, eq=False)
 class BackwardEvent(Event):
-    """One run of the backward pass, and what it wrote.
-
-    ``keeps_graph``: with ``retain_graph=True``; ``in_sight``: the exceptions that were there before it.
-    """
+    """One run of the backward pass, and what it wrote."""
 
     parked: Parking = field(kw_only=True)
-    keeps_graph: bool = False
-    in_sight: tuple[int, ...] = ()
+    keeps_graph: bool = False  # with ``retain_graph=True``
+    in_sight: tuple[int, ...] = ()  # the exceptions that were there before it
     parts: dict[Any, Part] = field(default_factory=dict)
     pages: dict[torch.dtype, Page] = field(default_factory=dict)
 
@@ -222,8 +219,7 @@ class Recorder(Events[BackwardEvent]):
                 write_square(values, slots[index])
             else:
                 write_any_norm(values, slots[index], self.library)
-            alone = values is gradient and index not in part.placed
-            part.slots.learn(index, key, values.dtype if alone else None)
+            part.slots.learn(index, key, values.dtype if values is gradient and index not in part.placed else None)
         return key, gradient.shape, gradient.numel(), index
 
     def _park(self, part: Part, owner: Owner, index: int, gradient: Tensor) -> Reading | None:

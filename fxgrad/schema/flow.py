@@ -12,7 +12,7 @@ from fxgrad.schema.failure import Failure
 from fxgrad.schema.findings import Diagnosis, Finding, NotChecked
 from fxgrad.schema.late import late as _late
 from fxgrad.schema.lines import in_a_line
-from fxgrad.schema.ranks import Ranks
+from fxgrad.schema.ranks import Ranks, path_here
 from fxgrad.schema.records import BlindSpot, Edge, ModuleCall, ModuleFlow, Node, ParameterRecord, Site
 from fxgrad.schema.values import BufferRecord, LossOp, OptimizerFacts
 from fxgrad.schema.words import FrontEnd, Level, NormWord, SiteKind
@@ -105,6 +105,8 @@ class _Judged:
 class GradientFlow(_Judged):
     """The measured facts of one backward event over the whole graph.  Immutable and comparable.
 
+    A flow that was reduced over the ranks of a distributed run is on all of them; files are written by rank 0 alone.
+
     Attributes:
         nodes: every node that returned a tensor, and the output, in the order in which they ran.
         sites: every floating or complex tensor that a node returned, in that order, measured or not.
@@ -183,22 +185,27 @@ class GradientFlow(_Judged):
 
         ``findings`` are those of this flow unless others are given (those of a series, or ``()`` for none).
         """
-        text: str = _late("fxgrad.render.dot", "to_dot")(self, path, self._with_findings(options))
+        text: str = _late("fxgrad.render.dot", "to_dot")(
+            self, path_here(self.ranks, path), self._with_findings(options)
+        )
         return text
 
     def to_svg(self, path: str | Path | None = None, **options: Unpack[PictureWords]) -> str:
         """The picture as SVG text, also written to ``path`` if given; options as for ``to_dot``."""
-        text: str = _late("fxgrad.render.svg", "to_svg")(self, path, self._with_findings(options))
+        text: str = _late("fxgrad.render.svg", "to_svg")(
+            self, path_here(self.ranks, path), self._with_findings(options)
+        )
         return text
 
     def to_json(self, path: str | Path | None = None) -> str:
         """Versioned strict JSON, also written to ``path`` if given."""
-        text: str = _late("fxgrad.store", "to_json")(self, path)
+        text: str = _late("fxgrad.store", "to_json")(self, path_here(self.ranks, path))
         return text
 
     def to_csv(self, path: str | Path | None = None, *, of: Literal["values", "parameters"] = "values") -> str:
         """A row for each value (or parameter) and a column for each statistic; also written to ``path`` if given."""
         text: str = _late("fxgrad.frames", "to_csv")([self], of)
+        path = path_here(self.ranks, path)
         if path is not None:
             _late("fxgrad.store", "write_whole")(Path(path), text)
         return text
@@ -218,7 +225,7 @@ class GradientFlow(_Judged):
         Raises:
             OptionError: matplotlib is not installed, or ``norm`` is unknown or was not measured.
         """
-        figure: Figure = _late("fxgrad.render.plots", "plot_flow")(self, path, norm=norm)
+        figure: Figure = _late("fxgrad.render.plots", "plot_flow")(self, path_here(self.ranks, path), norm=norm)
         return figure
 
     def table(self, **options: Unpack[TableWords]) -> Table:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from fxgrad.schema.flow import GradientFlow
 from fxgrad.schema.late import late
 from fxgrad.schema.lines import in_a_line
+from fxgrad.schema.ranks import path_here
 from fxgrad.schema.words import NormWord
 
 if TYPE_CHECKING:
@@ -85,6 +86,7 @@ class FlowSeries(Sequence[GradientFlow]):
     def to_csv(self, path: str | Path | None = None, *, of: Literal["values", "parameters"] = "values") -> str:
         """A row for each step and value (or parameter); also written to ``path`` if given."""
         text: str = late("fxgrad.frames", "to_csv")(self, of)
+        path = path_here(self[-1].ranks if path is not None and len(self) else None, path)
         if path is not None:
             late("fxgrad.store", "write_whole")(Path(path), text)
         return text
@@ -111,6 +113,7 @@ class FlowSeries(Sequence[GradientFlow]):
             SiteNotFoundError: the latest flow has no value of that name.
         """
         shown = self.sampled(_PLOTTED)
+        path = path_here(self[-1].ranks if path is not None and len(self) else None, path)
         figure: Figure = late("fxgrad.render.plots", "plot_history")(shown, path, norm=norm, values=values)
         return figure
 
@@ -142,6 +145,7 @@ class History(tuple[GradientFlow, ...], FlowSeries):
             RanksError: a rank did not come in time, or made another call; the process group can be used as before.
         """
         return History(late("fxgrad.record.distributed", "flows_of_ranks")(self, timeout=timeout, group=group))
+
     __str__ = FlowSeries.__str__
 
     def __repr__(self) -> str:

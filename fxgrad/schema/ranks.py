@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from fxgrad.schema.lines import in_a_line
 
-__all__ = ["OtherCourse", "Placement", "Ranks", "Spread", "rank_here"]
+__all__ = ["OtherCourse", "Placement", "Ranks", "Spread", "path_here", "rank_here"]
 
 
 @in_a_line("words", "copy")
@@ -35,7 +36,7 @@ class Spread:
     """How the ranks differ in the gradient of one value or parameter.
 
     Attributes:
-        worst: the rank whose part is worst: one with NaN or Inf, else the one with the largest rms; the lowest of equals.
+        worst: the rank whose part is worst: one with NaN or Inf, else with the largest rms; the lowest of equals.
         largest, smallest: rms of the parts, largest and smallest; NaN or Inf where one is.
         nonfinite: ranks whose part has NaN or Inf.
         zero: ranks whose part is exactly zero throughout; empty at level ``norm``, which does not count.
@@ -90,6 +91,11 @@ class Ranks:
     failed: tuple[int, ...] = ()
     others: tuple[OtherCourse, ...] = ()
     events: tuple[int, ...] = ()
+
+
+def path_here(ranks: Ranks | None, path: Path | str | None) -> Path | str | None:
+    """``path``; None on a rank other than 0 that is asked to write a reduced flow, which all ranks have."""
+    return None if ranks is not None and rank_here() else path
 
 
 def rank_here() -> int:

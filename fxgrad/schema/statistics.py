@@ -36,7 +36,7 @@ class Statistics:
         overflow_count: finite entries beyond the range of float16 (65504).
         exponent_histogram: finite non-zero entries by exponent, 64 counts: below 2**-46, then one binade each from
             2**-46 to 2**16, then what is above; see ``underflow_share`` and ``overflow_share``.
-        placement: how a tensor that is spread over ranks lies on them; the scalars and ``numel`` are of this rank's part
+        placement: how a tensor that is spread over ranks lies on them; scalars and ``numel`` are of this rank's part
             then.  None for a plain tensor, and in a reduced flow.
     """
 

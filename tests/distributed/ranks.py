@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import gc
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -38,7 +41,6 @@ def accumulating(model: Any, last: bool) -> Any:
         return contextlib.nullcontext() if last else model.no_sync()
     model.set_requires_gradient_sync(last)
     return contextlib.nullcontext()
-
 
 
 def trained(kind: str, rank: int, where: str | None, micro: int = 1, steps: int = STEPS, **options: Any) -> list[Any]:
@@ -83,6 +85,16 @@ def nothing_changes(rank: int) -> dict[str, Any]:
         for where in WHERE.get(kind, ("outside",)):
             for native in (True, False):
                 found[f"{kind}, {where}, native={native}"] = trained(kind, rank, where, native=native)
+    return found
+
+
+def nothing_changes_in_short(rank: int) -> dict[str, Any]:
+    """The usual ways, in the 50 steps that are promised."""
+    found: dict[str, Any] = {}
+    for kind, where in (("ddp", "inside"), ("static graph", "outside"), ("fsdp", "outside")):
+        found[kind] = trained(kind, rank, None)
+        for native in (True, False):
+            found[f"{kind}, {where}, native={native}"] = trained(kind, rank, where, native=native)
     return found
 
 
@@ -199,12 +211,12 @@ def unreduced(rank: int) -> Any:
 class Branched(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.fc, self.extra, self.head = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 3)
+        self.fc, self.more, self.head = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 3)
 
     def forward(self, x: Tensor, *, extra: bool) -> Tensor:
         x = self.fc(x)
         if extra:
-            x = torch.tanh(self.extra(x))
+            x = torch.tanh(self.more(x))
         return self.head(x)
 
 
@@ -231,15 +243,27 @@ def fault_on_one_rank(rank: int) -> Any:
     """A NaN in the data of rank 1, and a gradient out of all proportion."""
     found = []
     for fault in (float("nan"), 1e6):
+        torch.manual_seed(3)
         model = Branched()
         with fxgrad.watch(model, statistics="full") as watch:
             for step in range(4):
                 x = batch(rank, step)[0]
                 if rank == 1:
                     x[2, 3] = x[2, 3] * fault
-                model(x, extra=True).square().mean().backward()
+                model(x, extra=fault != fault).square().mean().backward()
             found += [watch.flow(reduce=True), fxgrad.diagnose(watch.history.reduced())]
     return found
+
+
+def writes(rank: int) -> list[str]:
+    """Which files each rank writes."""
+    model = Branched()
+    folder = Path(gathered(tempfile.mkdtemp())[rank])
+    with fxgrad.watch(model) as watch:
+        model(batch(rank, 0)[0], extra=True).square().mean().backward()
+        watch.flow().to_json(folder / f"own{rank}.json")
+        watch.flow(reduce=True).to_json(folder / "reduced.json")
+    return sorted(path.name for path in folder.iterdir())
 
 
 def store_size() -> int:
@@ -275,6 +299,26 @@ def refused(rank: int) -> Any:
         dist.all_reduce(one)
         found.append(float(one))
     return found
+
+
+def many_steps(rank: int) -> Any:
+    """How many tensors, other objects and file handles there are after some steps, and after 2,000."""
+    counted = []
+    trainers = [watched(kind, "outside", statistics="full") for kind in ("ddp", "fsdp")]
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.01) for model, _ in trainers]
+    for step in range(2000):
+        for (model, watch), optimizer in zip(trainers, optimizers, strict=True):
+            optimizer.zero_grad()
+            loss_of(model, rank, step).backward()
+            optimizer.step()
+            if step % 50 == 0:
+                watch.flow(reduce=True)
+        if step in {300, 1999}:
+            gc.collect()
+            objects = gc.get_objects()
+            tensors = sum(isinstance(one, Tensor) for one in objects)
+            counted.append((tensors, round(len(objects), -3), len(list(Path("/proc/self/fd").iterdir()))))
+    return counted
 
 
 def dies(rank: int) -> Any:

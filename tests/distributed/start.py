@@ -20,7 +20,7 @@ _LONGEST = timedelta(seconds=120)
 _LEAVE = 10.0  # seconds
 
 
-class Gone(Exception):  # noqa: N818
+class Gone(Exception):
     """A rank is to die here, without a word to the others."""
 
 
