@@ -111,7 +111,7 @@ class Packed:
 
 
 def packed(flows: Sequence[GradientFlow], rank: int) -> Packed:
-    """The length of the head in 8 bytes, the head as JSON, and the rows of each flow as float64."""
+    """The length of the head in 8 bytes, the head as JSON (a multiple of 8), and the rows of each flow as float64."""
     courses: dict[str, GradientFlow] = {}
     heads: list[dict[str, Any]] = []
     rows: list[Tensor] = []
@@ -121,6 +121,7 @@ def packed(flows: Sequence[GradientFlow], rank: int) -> Packed:
         rows.append(rows_of(flow, rank))
         heads.append({"course": course, "facts": plain(facts_of(flow)), "rows": list(rows[-1].shape)})
     head = json.dumps(heads, allow_nan=False, separators=(",", ":")).encode()
+    head += b" " * (-len(head) % 8)
     start = torch.frombuffer(bytearray(len(head).to_bytes(8, "little") + head), dtype=torch.uint8)
     return Packed(torch.cat([start, *(one.flatten().view(torch.uint8) for one in rows)]), courses)
 
@@ -133,7 +134,7 @@ def unpacked(payload: Tensor, rank: int) -> list[Part]:
     for head in heads:
         count, width = head["rows"]
         end = start + 8 * count * width
-        rows = payload[start:end].clone().view(torch.float64).reshape(count, width)
+        rows = payload[start:end].view(torch.float64).reshape(count, width)
         parts.append(Part(rank, head["course"], from_plain(Facts, head["facts"]), rows))
         start = end
     return parts

@@ -16,7 +16,7 @@ from torch import Tensor
 from fxgrad.schema import GradientFlow, Spread, Statistics
 from fxgrad.schema.histogram import BINS
 
-__all__ = ["WIDTHS", "Key", "keys_of", "merged", "rows_of", "spreads", "statistics_of"]
+__all__ = ["L2", "NUMEL", "WIDTHS", "Key", "keys_of", "merged", "rows_of", "spreads", "statistics_of"]
 
 #: A row: the level (0: not measured), which copy it is, then the scalars, as many as the level fills, then the bins.
 _LEVELS = ("norm", "full", "histogram")

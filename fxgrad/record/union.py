@@ -14,10 +14,13 @@ import torch
 from torch import Tensor
 
 from fxgrad.record.rank_facts import Facts, with_facts
-from fxgrad.record.rows import Key, keys_of, merged, spreads, statistics_of
+from fxgrad.record.rows import L2, NUMEL, Key, keys_of, merged, spreads, statistics_of
 from fxgrad.schema import GradientFlow, Node, OtherCourse, Ranks, Spread, Statistics
 
 __all__ = ["Part", "course_of", "together"]
+
+
+_ROWS = 256  # that are merged at a time
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,19 +65,16 @@ def together(parts: Sequence[Part], courses: Mapping[str, GradientFlow], size: i
     flow = courses[ordered[0]]
     for course in ordered[1:]:
         flow = united(flow, courses[course])
-    keys = keys_of(flow)
-    rows = _stacked(parts, {course: keys_of(courses[course]) for course in ordered}, keys)
     ranks = [part.rank for part in parts]
-    numbers = dict(zip(keys, map(statistics_of, merged(rows).tolist()), strict=True))
-    apart = dict(zip(keys, spreads(rows, ranks), strict=True))
-    flow = with_facts(_filled(flow, numbers, apart), parts, {course: courses[course] for course in ordered})
+    measured = _measured(parts, {course: keys_of(courses[course]) for course in ordered}, keys_of(flow))
+    flow = with_facts(_filled(flow, measured), parts, {course: courses[course] for course in ordered})
     others = tuple(
         _other(courses[ordered[0]], courses[course], [part.rank for part in by_course[course]])
         for course in ordered[1:]
     )
     events = {part.rank: part.facts.event.backward for part in everybody}
     failed = tuple(part.rank for part in everybody if part.facts.event.failed is not None)
-    worst, worst_at = _worst(flow, rows, keys, ranks)
+    worst, worst_at = _worst(flow, measured, several=len(ranks) > 1)
     told = Ranks(
         size, worst, worst_at, tuple(rank for rank in range(size) if rank not in events), failed, others,
         tuple(events.get(rank, -1) for rank in range(size)),
@@ -82,37 +82,59 @@ def together(parts: Sequence[Part], courses: Mapping[str, GradientFlow], size: i
     return replace(flow, ranks=told)
 
 
-def _stacked(parts: Sequence[Part], own: Mapping[str, list[Key]], keys: list[Key]) -> Tensor:
-    """The rows of all parts in the order of ``keys``; zeros where a part has none."""
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    """Of one value or parameter: the statistics of all ranks, how they differ, and how far the worst stands out."""
+
+    statistics: Statistics | None
+    spread: Spread | None
+    apart: float
+
+
+def _measured(parts: Sequence[Part], own: Mapping[str, list[Key]], keys: list[Key]) -> dict[Key, _Measured]:
+    """What all ranks measured, by key; some rows at a time, since those of a thousand ranks are many."""
     width = max(part.rows.shape[1] for part in parts)
-    rows = torch.zeros(len(parts), len(keys), width, dtype=torch.float64)
-    place = {key: number for number, key in enumerate(keys)}
-    index = {course: torch.tensor([place[key] for key in named]) for course, named in own.items()}
-    for number, part in enumerate(parts):
-        rows[number, index[part.course], : part.rows.shape[1]] = part.rows
-    return rows
+    place = {course: {key: number for number, key in enumerate(named)} for course, named in own.items()}
+    index = {course: torch.tensor([known.get(key, -1) for key in keys]) for course, known in place.items()}
+    ranks = [part.rank for part in parts]
+    found: list[_Measured] = []
+    for first in range(0, len(keys), _ROWS):
+        rows = torch.zeros(len(parts), min(_ROWS, len(keys) - first), width, dtype=torch.float64)
+        for number, part in enumerate(parts):
+            where = index[part.course][first : first + _ROWS]
+            rows[number, where >= 0, : part.rows.shape[1]] = part.rows[where[where >= 0]]
+        statistics = map(statistics_of, merged(rows).tolist())
+        found += map(_Measured, statistics, spreads(rows, ranks), _apart(rows))
+    return dict(zip(keys, found, strict=True))
 
 
-def _filled(
-    flow: GradientFlow, numbers: Mapping[Key, Statistics | None], apart: Mapping[Key, Spread | None]
-) -> GradientFlow:
+def _apart(rows: Tensor) -> list[float]:
+    """By row, the largest rms over the ranks' median."""
+    rms = rows[..., L2] / rows[..., NUMEL].clamp(min=1).sqrt()
+    largest, middle = rms.amax(0), rms.median(0).values
+    ratio: list[float] = torch.where(middle > 0, largest / middle, torch.where(largest > 0, torch.inf, 0.0)).tolist()
+    return ratio
+
+
+def _filled(flow: GradientFlow, measured: Mapping[Key, _Measured]) -> GradientFlow:
     """The flow with these statistics in place of its own."""
+    nothing = _Measured(None, None, 0.0)
     sites = tuple(
         replace(
-            site, statistics=numbers[Key("site", site.id)], spread=apart[Key("site", site.id)],
-            value=numbers.get(Key("value", site.id)),
+            site, statistics=(one := measured[Key("site", site.id)]).statistics, spread=one.spread,
+            value=measured.get(Key("value", site.id), nothing).statistics,
         )
         for site in flow.sites
     )  # fmt: skip
     edges = flow.edges
     if flow.event.sites == "edge":
-        found = [numbers[key] for key in numbers if key.kind == "edge"]
+        found = [one.statistics for key, one in measured.items() if key.kind == "edge"]
         edges = tuple(replace(edge, statistics=one) for edge, one in zip(flow.edges, found, strict=True))
     parameters = tuple(
         replace(
-            record, statistics=(one := numbers[Key("parameter", record.name)]),
-            spread=apart[Key("parameter", record.name)], value=numbers.get(Key("state", record.name)),
-            reason=None if one is not None else record.reason or "not_reached",
+            record, statistics=(one := measured[Key("parameter", record.name)]).statistics, spread=one.spread,
+            value=measured.get(Key("state", record.name), nothing).statistics,
+            reason=None if one.statistics is not None else record.reason or "not_reached",
         )
         for record in flow.parameters
     )  # fmt: skip
@@ -126,23 +148,19 @@ def _filled(
 
 
 def _worst(
-    flow: GradientFlow, rows: Tensor, keys: Sequence[Key], ranks: Sequence[int]
-) -> tuple[int | None, str | None]:
+    flow: GradientFlow, measured: Mapping[Key, _Measured], *, several: bool
+) -> tuple[int | None, str | None]:  # fmt: skip
     """The rank that stands out most, and where; of several with NaN or Inf, the nearest to the loss."""
-    named = {Key("site", site.id): site.spread for site in flow.sites}
-    named.update({Key("parameter", record.name): record.spread for record in flow.parameters})
-    odd = [(key, spread) for key, spread in named.items() if spread is not None and spread.nonfinite]
+    named = [Key("site", site.id) for site in flow.sites] + [Key("parameter", one.name) for one in flow.parameters]
+    there = [(key, one, one.spread) for key in named if (one := measured[key]).spread is not None]
+    odd = [(key, spread) for key, _, spread in there if spread is not None and spread.nonfinite]
     if odd:
         key, spread = next((one for one in reversed(odd) if one[0].kind == "site"), odd[-1])
         return spread.worst, key.name
-    if len(ranks) < 2:  # noqa: PLR2004  # nobody to differ from
+    if not several or not there:
         return None, None
-    norms = rows[..., 3] / rows[..., 2].clamp(min=1).sqrt()
-    middle = norms.median(0).values
-    out = torch.where(middle > 0, norms.amax(0) / middle, torch.where(norms.amax(0) > 0, torch.inf, 0.0)).tolist()
-    best = max((n for n, key in enumerate(keys) if named.get(key) is not None), key=out.__getitem__, default=None)
-    found = None if best is None else named[keys[best]]
-    return (None, None) if best is None or found is None else (found.worst, keys[best].name)
+    key, _, most = max(there, key=lambda one: one[1].apart)
+    return (None, None) if most is None else (most.worst, key.name)
 
 
 def _other(most: GradientFlow, flow: GradientFlow, ranks: Sequence[int]) -> OtherCourse:
