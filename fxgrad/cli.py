@@ -304,16 +304,16 @@ def build_library(
     from fxgrad.command import building
 
     if status:
-        told = building.status()
+        report = building.status()
     else:
         console = Console(stderr=True)
         with console.status("compiling") if console.is_terminal else nullcontext() as shown:
-            told = building.build_now(
+            report = building.build_now(
                 force=force, progress=lambda part: shown.update(f"compiling, {part}") if shown is not None else None
             )
-    for line in told.lines:
-        typer.echo(line, err=not told.good and not status)
-    if not told.good:
+    for line in report.lines:
+        typer.echo(line, err=not report.good and not status)
+    if not report.good:
         raise typer.Exit(_FOUND)
 
 

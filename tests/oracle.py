@@ -271,7 +271,7 @@ def compare(
     measured: Mapping[str, float | None],
     oracle: Gradients,
     which: Norm = "l2_norm",
-    untold: Iterable[str] = (),
+    unmeasurable: Iterable[str] = (),
     rtol: float = 1e-4,
     atol: float = 1e-9,
 ) -> list[str]:
@@ -284,14 +284,14 @@ def compare(
         untold: sites where the tool may say that it cannot tell; it must then say None, never a wrong number.
         rtol, atol: relative and absolute tolerance of a norm.
     """
-    untold = set(untold)
+    unmeasurable = set(unmeasurable)
     differences = [f"{site}: missing" for site in oracle if site not in measured]
     differences += [f"{site}: not a site of the model" for site in measured if site not in oracle]
     for site, gradient in oracle.items():
         if site not in measured:
             continue
         got, want = measured[site], None if gradient is None else norm_of(gradient, which)
-        if got is None and want is not None and site not in untold:
+        if got is None and want is not None and site not in unmeasurable:
             differences.append(f"{site}: not measured, should be {want:.6g}")
         elif got is not None and want is None:
             differences.append(f"{site}: measured {got:.6g}, but no gradient arrives there")

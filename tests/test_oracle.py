@@ -297,10 +297,10 @@ def test_seeded_bug_is_red(bug: Callable[[Measured, oracle.Gradients], Measured]
 def test_untold_sites_may_be_silent_but_not_wrong() -> None:
     case = models.MODELS["view_inplace"]
     gradients = gradients_of(case.id)
-    silent = {site: None if site in case.untold else norm for site, norm in oracle.norms(gradients).items()}
-    assert oracle.compare(silent, gradients, untold=case.untold) == []
+    silent = {site: None if site in case.unmeasurable else norm for site, norm in oracle.norms(gradients).items()}
+    assert oracle.compare(silent, gradients, unmeasurable=case.unmeasurable) == []
     assert oracle.compare(silent, gradients) != []
-    assert oracle.compare({**silent, "/view": 1e3}, gradients, untold=case.untold) != []
+    assert oracle.compare({**silent, "/view": 1e3}, gradients, unmeasurable=case.unmeasurable) != []
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])

@@ -37,20 +37,20 @@ class _Built(NamedTuple):
 
 
 _UNKNOWN = _Unknown()
-_UNTOLD: Mapping[str, Any] = {"path": "", "type": "", "source": None, "grad_enabled": True, "spans": ()}
+_NO_FACTS: Mapping[str, Any] = {"path": "", "type": "", "source": None, "grad_enabled": True, "spans": ()}
 
 
 class DisagreementError(Exception):
     """Where trace and record differ, in words."""
 
 
-def agree(graph: fx.Graph, plan: CallGraph) -> dict[fx.Node, int]:
+def agree(graph: fx.Graph, call_graph: CallGraph) -> dict[fx.Node, int]:
     """Which call of the record each node of the trace is.  Probes in it are taken for what they return.
 
     Raises:
         DisagreementError: they differ; the message says where.
     """
-    return _Comparison(plan).run(graph)
+    return _Comparison(call_graph).run(graph)
 
 
 def node_word(node: fx.Node) -> str:
@@ -71,7 +71,7 @@ def node_stem(node: fx.Node) -> str:
 
 def facts_of(node: fx.Node) -> Mapping[str, Any]:
     """Our facts on a node; of one that a user put into the graph, what is true of it there."""
-    facts: Mapping[str, Any] = node.meta.get("fxgrad", _UNTOLD)
+    facts: Mapping[str, Any] = node.meta.get("fxgrad", _NO_FACTS)
     return facts
 
 
@@ -81,8 +81,8 @@ def is_probe(node: fx.Node) -> bool:
 
 
 class _Comparison:
-    def __init__(self, plan: CallGraph) -> None:
-        self.calls = plan.calls
+    def __init__(self, call_graph: CallGraph) -> None:
+        self.calls = call_graph.calls
         self.next = 0
         self.env: dict[fx.Node, Any] = {}
         self.moved: dict[Ref, Ref] = {}

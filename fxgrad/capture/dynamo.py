@@ -1,7 +1,7 @@
 """The ``dynamo`` front end: what ``torch.compile`` hands to its backend, written down as calls.
 
 Dynamo runs the model's own Python and cuts it into Torch-level graphs, with its own guards.  Each graph becomes a
-``Fragment``; where a forward runs through several, ``join`` makes one plan of them.
+``Fragment``; where a forward runs through several, ``join`` makes one call graph of them.
 """
 
 from __future__ import annotations
@@ -200,14 +200,14 @@ class _Reader:
         return constant(value)
 
 
-# ---- several graphs, one plan ----------------------------------------------------------------------------------
+# ---- several graphs, one call graph ----------------------------------------------------------------------------------
 
 
 @dataclass(slots=True, eq=False)
 class Joined:
-    """The plan of a forward through fragments; ``numbers[i]`` maps site numbers of the plan to those of run i."""
+    """The call graph of a forward through fragments; ``numbers[i]`` maps its site numbers to those of run i."""
 
-    plan: CallGraph
+    call_graph: CallGraph
     numbers: list[dict[int, int]]
 
 
@@ -215,7 +215,7 @@ def join(
     runs: Sequence[tuple[Fragment, Mapping[int, tuple[int, int]], Mapping[int, Tensor]]], modules: ModuleMap,
     names: Sequence[str],
 ) -> Joined:  # fmt: skip
-    """One plan of all runs of one forward.
+    """One call graph of all runs of one forward.
 
     Args:
         runs: the fragments in the order in which they ran, and for each placeholder that is a tensor which an earlier

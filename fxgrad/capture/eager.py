@@ -37,18 +37,18 @@ class Session(TorchFunctionMode):
 
     Args:
         modules: the model's paths.
-        recording: takes the probes; ``put`` is how a probe is put on a tensor.
-        put: ``(recording, tensor, site index) -> hook``.
-        previous: the plan of an earlier call; where this call runs the same way, its parts are used again.
+        forward_record: takes the probes; ``put`` is how a probe is put on a tensor.
+        put: ``(forward_record, tensor, site index) -> hook``.
+        previous: the call graph of an earlier call; where this call runs the same way, its parts are used again.
         beside: a native observer that looks on, and is told which site each value is.
     """
 
     def __init__(
-        self, modules: ModuleMap, recording: Any, put: Any, previous: CallGraph | None, beside: Any = None
+        self, modules: ModuleMap, forward_record: Any, put: Any, previous: CallGraph | None, beside: Any = None
     ) -> None:  # fmt: skip
         super().__init__()
         self.modules = modules
-        self.recording = recording
+        self.forward_record = forward_record
         self.put = put
         self.previous = previous
         self.beside = beside
@@ -70,8 +70,8 @@ class Session(TorchFunctionMode):
         self._first_sites: list[int] = []
         self.hidden = self.asked = False
         self._sequence, self._began = -1, 0
-        if getattr(recording, "rewriting", None) is not None:
-            recording.partial = lambda: CallGraph(list(self.calls), list(self.spans), self.lost)
+        if getattr(forward_record, "rewriting", None) is not None:
+            forward_record.partial = lambda: CallGraph(list(self.calls), list(self.spans), self.lost)
 
     # ---- entering and leaving -------------------------------------------------------------------------------
 
@@ -97,17 +97,18 @@ class Session(TorchFunctionMode):
 
     def _finish(self, result: Any, inputs: tuple[Ref, ...]) -> None:
         root = self.modules.places[id(self.modules.root)]
-        self._strays.settle(self.calls)
+        self._strays.close(self.calls)
         refs = self._refs((result,), {})
         self._add("output", "output", "output", "output", None, refs, (result,), {}, [])
         self.spans.append(ModuleSpan("", root.type, inputs, tuple(ref for ref in refs if ref is not None)))
         if self._same and len(self.calls) == len(self._old) and self.previous is not None:
             self.previous.lost.update(self.lost)
             self.previous.hidden |= self.hidden
-            self.recording.plan = self.previous
+            self.forward_record.call_graph = self.previous
         else:
-            self.recording.plan = CallGraph(self.calls, self.spans, self.lost, set(), self.hidden, self.asked)
-        self.recording.partial = None
+            made = CallGraph(self.calls, self.spans, self.lost, set(), self.hidden, self.asked)
+            self.forward_record.call_graph = made
+        self.forward_record.partial = None
 
     # ---- modules --------------------------------------------------------------------------------------------
 
@@ -248,8 +249,8 @@ class Session(TorchFunctionMode):
         self.hidden |= old.hooked  # a hook or forward of its own may use any value that it kept
         self.calls.append(old)
         self._first_sites.append(self._sites)
-        if self.recording.values is not None:
-            self.recording.values.called(self.calls, found, self._sites, (args, kwargs))
+        if self.forward_record.values is not None:
+            self.forward_record.values.called(self.calls, found, self._sites, (args, kwargs))
         for output, (position, tensor) in zip(old.outputs, found, strict=True):
             self._bind(Ref(number, position), tensor, output)
 
@@ -268,19 +269,19 @@ class Session(TorchFunctionMode):
         # A view of what requires grad does so too where gradients are off, but gets none.  A hook on it would be kept
         # by the tensor and never given to the autograd function that may return it, nor would the user's later ones.
         requires = tensor.requires_grad and torch.is_grad_enabled()
-        recording = self.recording
+        forward_record = self.forward_record
         if output.differentiable:
             site = self._sites
             self._sites += 1
-            recording.shapes.append(tensor.shape if not tensor.is_nested else ())
-            if requires and recording.edges is not None:
-                recording.edges.note(site, tensor)
+            forward_record.shapes.append(tensor.shape if not tensor.is_nested else ())
+            if requires and forward_record.edges is not None:
+                forward_record.edges.note(site, tensor)
                 self._sequence = sequence_number()
             if not requires:
-                recording.not_required.add(site)
+                forward_record.not_required.add(site)
             elif not self._has_hook(tensor, site):
-                self.put(recording, tensor, site)
-            if self.beside is not None and site not in recording.same:
+                self.put(forward_record, tensor, site)
+            if self.beside is not None and site not in forward_record.same:
                 self.beside.note(tensor, site)
         self._values.bind(ref, tensor, site, requires_grad=requires)
 
@@ -289,10 +290,10 @@ class Session(TorchFunctionMode):
         known = self._values.find(tensor)
         if known is None or known.site < 0 or not known.requires_grad or known.version != version_of(tensor):
             return False
-        recording = self.recording
-        if recording.same is None or recording.rewriting is not None:  # a rule acts where a hook is
+        forward_record = self.forward_record
+        if forward_record.same is None or forward_record.rewriting is not None:  # a rule acts where a hook is
             return False
-        recording.same[site] = known.site
+        forward_record.same[site] = known.site
         return True
 
     # ---- values ---------------------------------------------------------------------------------------------
@@ -325,16 +326,16 @@ class Session(TorchFunctionMode):
 
     def _checkpointed(self, tensor: Tensor, known: Known) -> None:
         """The result of a region that runs again in the backward pass: its gradient arrives at the outer tensor."""
-        known.requires_grad = self.recording.recomputed = True
+        known.requires_grad = self.forward_record.recomputed = True
         if known.site >= 0:
-            self.recording.not_required.discard(known.site)
-            self.put(self.recording, tensor, known.site)
-            if self.recording.edges is not None:
-                self.recording.edges.note(known.site, tensor)
-        recording, put = self.recording, self.put
+            self.forward_record.not_required.discard(known.site)
+            self.put(self.forward_record, tensor, known.site)
+            if self.forward_record.edges is not None:
+                self.forward_record.edges.note(known.site, tensor)
+        forward_record, put = self.forward_record, self.put
         Recomputation(
             observe=lambda replay, hook: Session(self.modules, replay, hook, None),
-            put=lambda value: put(recording, value, -1),
+            put=lambda value: put(forward_record, value, -1),
             calls=self.calls, last=known.ref.call, first_site=self._first_sites,
         ).wrap(tensor.grad_fn)  # fmt: skip
 
@@ -345,7 +346,7 @@ class Session(TorchFunctionMode):
             applied = self._functions.known.get(sequence_of(tensor.grad_fn)) if made_by_function(tensor) else None
             if applied is None:
                 refs = (inner,) if inner is not None else self._values.makers_of(tensor)
-                given = (*refs, *self._strays.held_leaf(tensor))
+                given = (*refs, *self._strays.referenced_leaf(tensor))
                 self._add("external", maker, maker, f"{self._path}/{maker}", None, refs, given, {}, [("", tensor)])
             else:
                 self._add_applied(maker, applied, inner, tensor)
@@ -389,8 +390,7 @@ class Session(TorchFunctionMode):
         if site < 0:
             return
         self.lost.add(known.ref)
-        while True:  # the hook serves earlier sites too, if it is the very tensor of theirs
-            self.recording.untold.add(site)
-            if site not in self.recording.same:
-                return
-            site = self.recording.same[site]
+        self.forward_record.unmeasurable.add(site)
+        while site in self.forward_record.same:  # the hook serves earlier sites too, if it is the very tensor of theirs
+            site = self.forward_record.same[site]
+            self.forward_record.unmeasurable.add(site)

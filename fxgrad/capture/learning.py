@@ -29,7 +29,7 @@ class Traced(Protocol):
 
 
 class LearningRun(Session):
-    """Runs a graph once with the eager front end's bookkeeping, so that both make the same plan.
+    """Runs a graph once with the eager front end's bookkeeping, so that both make the same call graph.
 
     Attributes:
         unprobed: nodes that get no hook, since nobody put a probe behind them.
@@ -40,7 +40,7 @@ class LearningRun(Session):
     def run_graph(
         self, traced: Traced, args: tuple[Any, ...], kwargs: dict[str, Any], names: list[str]
     ) -> tuple[Any, dict[fx.Node, int]]:
-        """What the model returns, and which call of the plan each node is."""
+        """What the model returns, and which call of the call graph each node is."""
         graph, spans = traced.graph, traced.spans
         self._numbers: dict[fx.Node, int] = {}
         self._line: str | None = None

@@ -55,14 +55,14 @@ def made_by_function(tensor: Tensor) -> bool:
 
 
 class _Replay:
-    """Takes the probes of a second run; stands in for a recording."""
+    """Takes the probes of a second run; stands in for a forward record."""
 
     def __init__(self, hooks: list[tuple[int, Hook]]) -> None:
         self.hooks = hooks
         self.shapes: list[Any] = []
         self.not_required: set[int] = set()
-        self.untold: set[int] = set()
-        self.plan: Any = None
+        self.unmeasurable: set[int] = set()
+        self.call_graph: Any = None
         self.same: Any = None
         self.edges: Any = None
         self.values: Any = None
@@ -72,8 +72,8 @@ class Recomputation:
     """Observes the second run of one checkpointed region.
 
     Args:
-        observe: ``(recording, put) -> session``, an eager session for the second run.
-        put: ``(tensor) -> hook``, puts a hook of the first run's recording on a tensor.
+        observe: ``(forward_record, put) -> session``, an eager session for the second run.
+        put: ``(tensor) -> hook``, puts a hook of the first run's forward record on a tensor.
         calls: the calls of the first run, of which the region's are ``[..., last]``.
         first_site: for each call number, the site number of its first output.
     """

@@ -23,7 +23,7 @@ class Strays:
         self._met: list[tuple[Tensor, Opaque]] = []
 
     def unnamed(self, tensor: Tensor) -> Opaque:
-        """How a plan writes a tensor that is no known value and not registered in the model.
+        """How a call graph writes a tensor that is no known value and not registered in the model.
 
         It says where a parameter is held that gets a gradient and that no optimizer built of the model can know.
         """
@@ -33,14 +33,14 @@ class Strays:
         holder = self._holder(tensor)
         return self._noted(tensor, f"a parameter of shape {tuple(tensor.shape)}" if holder is None else holder)
 
-    def held_leaf(self, tensor: Tensor) -> tuple[Opaque, ...]:
+    def referenced_leaf(self, tensor: Tensor) -> tuple[Opaque, ...]:
         """The same of a tensor that is no ``nn.Parameter``, where a module of the model holds it; else nothing."""
         if not tensor.is_leaf or not tensor.requires_grad or not torch.is_grad_enabled():
             return ()
         holder = self._holder(tensor)
         return (self._noted(tensor, holder),) if holder else ()
 
-    def settle(self, calls: Sequence[Call]) -> None:
+    def close(self, calls: Sequence[Call]) -> None:
         """At the end of the forward: what has been registered since it was met is none."""
         registered = {id(note) for tensor, note in self._met if self._registered(tensor)}
         for call in calls if registered else ():

@@ -104,7 +104,7 @@ class Values:
         return tuple(k.ref for tensor, k in known if k is not None and version_of(tensor) != k.version)
 
     def template(self, value: Any, named: Callable[[Tensor], Any]) -> Any:  # noqa: PLR0911  # one return a type
-        """An argument as a plan holds it; ``named`` is asked for a tensor that is no known value."""
+        """An argument as a call graph holds it; ``named`` is asked for a tensor that is no known value."""
         if isinstance(value, Tensor):
             known = self.ref(value)
             return named(value) if known is None else known

@@ -23,60 +23,62 @@ _ADVICE = (
 
 
 @dataclass
-class Told:
+class BuildReport:
     """What is printed, and whether all is well."""
 
     good: bool
     lines: list[str] = field(default_factory=list)
 
 
-def build_now(*, force: bool, progress: Callable[[str], None]) -> Told:
+def build_now(*, force: bool, progress: Callable[[str], None]) -> BuildReport:
     """Build unless a good library is there; then check it."""
     where = place()
     if where.library.is_file() and not force:
-        told = _checked(where)
-        told.lines.insert(0, f"already built: {where.library}")
-        return told
+        report = _checked(where)
+        report.lines.insert(0, f"already built: {where.library}")
+        return report
     outcome = build(force=force, progress=progress)
     if outcome.reason is None:
-        told = _checked(where)
-        told.lines.insert(0, f"built in {outcome.seconds:.0f} s: {where.library}")
-        return told
+        report = _checked(where)
+        report.lines.insert(0, f"built in {outcome.seconds:.0f} s: {where.library}")
+        return report
     advice = next(words for word, words in _ADVICE if word in outcome.reason)
     log = [f"  {line}" for line in tail(where)] if outcome.seconds else []
     lines = [*log, f"the build failed after {outcome.seconds:.0f} s: {outcome.reason}"]
     if log:
         lines.append(f"log: {where.log}")
-    return Told(good=False, lines=[*lines, f"try: {advice}"])
+    return BuildReport(good=False, lines=[*lines, f"try: {advice}"])
 
 
-def _checked(where: Place) -> Told:
+def _checked(where: Place) -> BuildReport:
     try:
         module = imported(where)
         wrong = check(module)
     except ImportError as error:
-        return Told(good=False, lines=[f"it can't be loaded: {error}", "try: fxgrad build --force"])
+        return BuildReport(good=False, lines=[f"it can't be loaded: {error}", "try: fxgrad build --force"])
     if wrong is not None:
-        return Told(good=False, lines=[f"self-check failed: {wrong}", "it will not be used", f"log: {where.log}"])
+        return BuildReport(
+            good=False, lines=[f"self-check failed: {wrong}", "it will not be used", f"log: {where.log}"]
+        )
     off = f"; it is switched off here: {loader.reason()}" if loader.off else ""
-    return Told(good=True, lines=[f"self-check: agrees with plain torch ({module.variant()} loops){off}"])
+    return BuildReport(good=True, lines=[f"self-check: agrees with plain torch ({module.variant()} loops){off}"])
 
 
-def status() -> Told:
+def status() -> BuildReport:
     """Whether there is a library, and why not.  Builds nothing."""
     found, own = built(), place()
     if found is not None:
         facts = read_json(found.facts) or {}
-        told = _checked(found)
-        told.lines = [
+        report = _checked(found)
+        report.lines = [
             f"built: {found.library}",
             f"by {facts.get('version', 'an unknown compiler')} in {facts.get('seconds', '?')} s",
-            *told.lines,
+            *report.lines,
         ]
-        return told
+        return report
     if is_building(own):
-        return Told(good=False, lines=["being built", f"log: {own.log}"])
+        return BuildReport(good=False, lines=["being built", f"log: {own.log}"])
     failed = read_json(own.failure)
     if failed is not None:
-        return Told(good=False, lines=[f"the build failed: {failed.get('reason')}", f"log: {own.log}"])
-    return Told(good=False, lines=["not built", f"it would be in {own.folder}"])
+        return BuildReport(good=False, lines=[f"the build failed: {failed.get('reason')}", f"log: {own.log}"])
+    return BuildReport(good=False, lines=["not built", f"it would be in {own.folder}"])

@@ -18,15 +18,15 @@ class Beside:
         extension: the compiled module.
         model: its ``Model``, which knows the parameters and no course.
         level: statistics level, as the extension has it.
-        recording: of the call.
+        forward_record: of the call.
     """
 
-    def __init__(self, extension: Any, model: Any, level: Any, recording: ForwardRecord) -> None:
-        self._recording = recording
-        self._record = extension.Record(recording, level)
+    def __init__(self, extension: Any, model: Any, level: Any, forward_record: ForwardRecord) -> None:
+        self._forward_record = forward_record
+        self._record = extension.Record(forward_record, level)
         self.native = extension.Forward(model, self._record, False, False)  # noqa: FBT003  # no names in C++
-        recording.slots = ()  # C++ writes; a rule's hook observes what C++ does not see before it
-        recording.rewriting.seen = self._sees
+        forward_record.slots = ()  # C++ writes; a rule's hook observes what C++ does not see before it
+        forward_record.rewriting.seen = self._sees
 
     def _sees(self, value: Tensor) -> bool:
         """Whether a value that is no leaf has a hook in C++ by now, which then runs before a rule's."""
@@ -45,18 +45,18 @@ class Beside:
     def close(self) -> None:
         """Whatever happened: C++ looks on no longer."""
         self.native.leave()
-        self._recording.rewriting.seen = None  # kept with the flow; what comes later has Python's hooks
+        self._forward_record.rewriting.seen = None  # kept with the flow; what comes later has Python's hooks
 
     def finish(self, result: Any) -> None:
         """The forward has returned: its sites are known.  Where C++ could not look on, the call has no flow."""
         self.native.finish([tensor for _, tensor in tensors_in(result)])
-        recording, native = self._recording, self.native
+        forward_record, native = self._forward_record, self.native
         if native.failed:
             return
         slots: list[list[int]] = [[] for _ in range(native.values)]
-        own = recording.rewriting.own
+        own = forward_record.rewriting.own
         for value, site in native.noted:
             if value >= 0 and site not in own:  # a parameter has hooks of its own
                 slots[value].append(site)
-        recording.slots, recording.sizes = tuple(map(tuple, slots)), self._record.shapes
-        recording.computed = True
+        forward_record.slots, forward_record.sizes = tuple(map(tuple, slots)), self._record.shapes
+        forward_record.computed = True

@@ -73,7 +73,7 @@ def _same_step(one: Any, other: Any) -> bool:
 class Found:
     """The graph of a call: which sites each value and parameter is, which need no gradient, which are one tensor."""
 
-    plan: CallGraph
+    call_graph: CallGraph
     slots: tuple[tuple[int, ...], ...]
     not_required: frozenset[int]
     same: Mapping[int, int]
@@ -123,7 +123,7 @@ class _Rebuilt:
         """The calls that ended before the difference; how many, and the operator at which the others begin."""
         base, at = self.deviation.base, self.deviation.differs_at
         start = at
-        for call, (begin, end) in zip(base.plan.calls, base.ranges, strict=True):
+        for call, (begin, end) in zip(base.call_graph.calls, base.ranges, strict=True):
             placeholder = call.op == "placeholder"
             self.goes_on = self._goes_on(call, begin, end)
             if not placeholder and (call.op == "output" or end > at or begin >= at or self.goes_on):
@@ -135,7 +135,7 @@ class _Rebuilt:
         owned = [(PARAMETERS - number, sites) for number, sites in base.parameters.items()]
         for value, sites in [*enumerate(base.slots), *owned]:
             for site in sites:
-                spec = base.plan.sites[site]
+                spec = base.call_graph.sites[site]
                 if spec.call < len(self.calls):
                     self._name(value, Ref(spec.call, spec.output.position))
         return len(self.calls), start
@@ -204,7 +204,7 @@ class _Rebuilt:
             stem = where.path if where.leaf else f"{where.path}/{word}"
             self._append(where, op, word, stem, refs, (output,), user.grad_mode)
         else:
-            where = _NOWHERE._replace(type=self.deviation.base.plan.spans[-1].type)
+            where = _NOWHERE._replace(type=self.deviation.base.call_graph.spans[-1].type)
             self._append(where, "external", "external", "/external", (), (output,), user.grad_mode)
         self._name(value, Ref(len(self.calls) - 1, ""))
 
@@ -229,7 +229,7 @@ class _Rebuilt:
     def _leaf_calls(self) -> dict[str, list[int]]:
         """By path, the known calls of a leaf module."""
         found: dict[str, list[int]] = {}
-        for number, call in enumerate(self.deviation.base.plan.calls):
+        for number, call in enumerate(self.deviation.base.call_graph.calls):
             if call.op == "call_module":
                 found.setdefault(call.target, []).append(number)
         return found
@@ -238,13 +238,13 @@ class _Rebuilt:
         """What a leaf returned, where a known call of it ran the same operators; nothing where none did."""
         base = self.deviation.base
         for number in self._leaf_calls.get(where.path, ()):
-            call, (begin, end) = base.plan.calls[number], base.ranges[number]
+            call, (begin, end) = base.call_graph.calls[number], base.ranges[number]
             if end - begin != len(steps):
                 continue
             pairs = list(zip(base.steps[begin:end], steps, strict=True))
             if any((one.name, one.outputs) != (other.name, other.outputs) for one, other in pairs):
                 continue
-            sites = base.plan.site_numbers
+            sites = base.call_graph.site_numbers
             wanted = {sites.get(Ref(number, output.position)): output.position for output in call.outputs}
             named = {
                 wanted[site]: ("", *facts)
@@ -301,30 +301,32 @@ class _Rebuilt:
         self._externals([outputs])
         refs = tuple(self.refs[value] for value in outputs.taken if value in self.refs)
         args: Any = refs if len(refs) == 1 else (refs,)
-        self.calls.append(replace(base.plan.calls[-1], refs=refs, args=args))
+        self.calls.append(replace(base.call_graph.calls[-1], refs=refs, args=args))
         self.chains.append(())
         inputs = tuple(Ref(n, "") for n, call in enumerate(self.calls) if call.op == "placeholder")
-        whole = [span for span in base.plan.spans if span.outputs and all(ref.call < kept for ref in span.outputs)]
-        root = ModuleSpan("", base.plan.spans[-1].type, inputs, refs)
-        lost = {ref for ref in base.plan.lost if ref.call < kept}
+        whole = [
+            span for span in base.call_graph.spans if span.outputs and all(ref.call < kept for ref in span.outputs)
+        ]
+        root = ModuleSpan("", base.call_graph.spans[-1].type, inputs, refs)
+        lost = {ref for ref in base.call_graph.lost if ref.call < kept}
         spans = [*whole, *self._spans(kept), root]
-        plan = CallGraph(self.calls, spans, lost, hidden=base.plan.hidden, asked=base.plan.asked)
-        return self._found(plan, kept)
+        call_graph = CallGraph(self.calls, spans, lost, hidden=base.call_graph.hidden, asked=base.call_graph.asked)
+        return self._found(call_graph, kept)
 
-    def _found(self, plan: CallGraph, kept: int) -> Found:
+    def _found(self, call_graph: CallGraph, kept: int) -> Found:
         base = self.deviation.base
-        numbers = plan.site_numbers
+        numbers = call_graph.site_numbers
         sites = {value: tuple(numbers[ref] for ref in names if ref in numbers) for value, names in self.names.items()}
         slots = tuple(sites.get(value, ()) for value in range(self.deviation.values))
         parameters = {PARAMETERS - value: found for value, found in sites.items() if value <= PARAMETERS}
         without = frozenset(
             number
-            for number, spec in enumerate(plan.sites)
+            for number, spec in enumerate(call_graph.sites)
             if (number in base.not_required if spec.call < kept else self._without_gradient(spec))
         )
-        calls = [spec.call for spec in base.plan.sites]
+        calls = [spec.call for spec in base.call_graph.sites]
         same = {one: other for one, other in base.same.items() if calls[one] < kept}
-        return Found(plan, slots, without, same, parameters)
+        return Found(call_graph, slots, without, same, parameters)
 
     def _without_gradient(self, spec: SiteSpec) -> bool:
         return not (spec.output.requires_grad and self.calls[spec.call].grad_enabled)

@@ -16,19 +16,19 @@ _DEEPEST = 64  # autograd nodes between what a call returned and the edge; found
 
 
 def pieces_of(
-    recording: ForwardRecord, noted: Sequence[tuple[int, int]], piece: Callable[..., Any]
+    forward_record: ForwardRecord, noted: Sequence[tuple[int, int]], piece: Callable[..., Any]
 ) -> tuple[list[Any], dict[int, Unmeasured]]:
     """The pieces of all edge sites of a recorded call, and why an edge has none.
 
     ``noted``: pairs of value and site, by the native observer beside it; ``piece`` makes one.
     """
     value_at = {site: value for value, site in noted}
-    for site, earlier in recording.same.items():
+    for site, earlier in forward_record.same.items():
         if earlier in value_at:  # a parameter's node has no name
             value_at[site] = value_at[earlier]
     pieces: list[Any] = []
     lost: dict[int, Unmeasured] = {}
-    for edge, source, starts, nodes in found_edges(recording):
+    for edge, source, starts, nodes in found_edges(forward_record):
         made = []
         for node, position in nodes:
             found = _path(starts, node)
@@ -40,7 +40,7 @@ def pieces_of(
             pieces += made
         else:
             lost[edge] = ("untraceable_use", "its place in the autograd graph has no name")
-    return pieces, {**recording.notes.unmeasured, **lost}
+    return pieces, {**forward_record.notes.unmeasured, **lost}
 
 
 def _path(starts: Sequence[tuple[int, Node]], node: Node) -> tuple[int, list[int]] | None:

@@ -40,26 +40,26 @@ class Course:
     """One way through the forward.
 
     Attributes:
-        plan: the graph of calls, as the Python recorder wrote it.
+        call_graph: the graph of calls, as the Python recorder wrote it.
         slots: by value of the observer, its sites.
-        ranges: by call of the plan, the operators that it ran.
+        ranges: by call of the call graph, the operators that it ran.
         where: by operator, from where it was called.
         steps, first_values: the operators, and the number of the first value that appears in each.
-        not_required, untold, same: as of the recording under which it was learnt.
+        not_required, unmeasurable, same: as of the forward record under which it was learnt.
         parameters: by number of a parameter, the sites that are that very tensor.
         shown, gates: by value, what is wanted of it in the forward pass; how C++ counts its active units.
         pieces: the autograd edges of edge sites; None where edges are not measured.
         unmeasured: why an edge has none.
     """
 
-    plan: CallGraph
+    call_graph: CallGraph
     slots: tuple[tuple[int, ...], ...]
     ranges: Sequence[tuple[int, int]]
     where: Sequence[Where | None]
     steps: Sequence[Any]
     first_values: Sequence[int]
     not_required: frozenset[int]
-    untold: frozenset[int]
+    unmeasurable: frozenset[int]
     same: Mapping[int, int]
     parameters: Mapping[int, Sequence[int]]
     pieces: Sequence[Any] | None = None
@@ -146,9 +146,9 @@ class Observer:
         cast = torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu")
         return inputs, root.training, self.trained, cast
 
-    def record_of(self, recording: ForwardRecord) -> Any:
+    def record_of(self, forward_record: ForwardRecord) -> Any:
         """What C++ hooks write to in one forward call."""
-        return self.extension.Record(recording, self.level)
+        return self.extension.Record(forward_record, self.level)
 
     def forward(self, record: Any, *, learning: bool) -> Any:
         """The observer of one call."""
@@ -157,7 +157,7 @@ class Observer:
     # ---- running ---------------------------------------------------------------------------------------------
 
     def learn(
-        self, recording: ForwardRecord, call: Callable[[Callable[..., Session]], Any], prepared: Prepared
+        self, forward_record: ForwardRecord, call: Callable[[Callable[..., Session]], Any], prepared: Prepared
     ) -> Any:  # fmt: skip
         """Run a call under the Python recorder, with the observer beside it.
 
@@ -175,41 +175,42 @@ class Observer:
         self._relearn = max(0, self._relearn - 1)
         with run.noting(), without_torch_function():
             if run.error is None:
-                self._add(recording, run.sessions[-1], run.native, run.where)
+                self._add(forward_record, run.sessions[-1], run.native, run.where)
         run.leave()
         if run.error is not None:
             self._give_up(run.error)
         return result
 
-    def _add(self, recording: ForwardRecord, session: Session, forward: Any, where: list[Where | None]) -> None:
-        plan = recording.graph
-        if recording.recomputed:
+    def _add(self, forward_record: ForwardRecord, session: Session, forward: Any, where: list[Where | None]) -> None:
+        call_graph = forward_record.graph
+        if forward_record.recomputed:
             self.refused = "a checkpointed part runs without gradients and again in the backward pass"
             return
-        if any(call.op == "external" and call.path in self._opaque() for call in plan.calls):
+        if any(call.op == "external" and call.path in self._opaque() for call in call_graph.calls):
             self.refused = "compiled or scripted modules run in another way beside the Python recorder"
             return
         noted = [(value, site) for value, site in forward.noted if value >= 0]
         slots, parameters = _by_value(forward.noted, forward.values)
-        if parameters and _has_passed(recording):
+        if parameters and _has_passed(forward_record):
             self.refused = "a backward pass inside of the forward came to a parameter that a call returned"
             return
         course = Course(
-            plan, slots, tuple(session.ranges), where, forward.steps, forward.first_values,
-            frozenset(recording.not_required), frozenset(recording.untold), dict(recording.same), parameters,
+            call_graph, slots, tuple(session.ranges), where, forward.steps, forward.first_values,
+            frozenset(forward_record.not_required), frozenset(forward_record.unmeasurable), dict(forward_record.same),
+            parameters,
         )  # fmt: skip
         number = forward.learn(len(self.courses))
         if number < len(self.courses):
             if not _named_alike(self.courses[number], course):
                 self.refused = "two calls with the same operators, on the same values, went through different modules"
             return
-        if recording.values is not None:
-            self.refused = unfit(plan, noted, forward.first_values, session.ranges, recording.same)
-            course.shown, course.gates = wanted(plan, course.slots, self.extension.Gate)
+        if forward_record.values is not None:
+            self.refused = unfit(call_graph, noted, forward.first_values, session.ranges, forward_record.same)
+            course.shown, course.gates = wanted(call_graph, course.slots, self.extension.Gate)
             self._model.set_gates(number, course.gates)
         self.courses.append(course)
         if self._edges:
-            course.pieces, course.unmeasured = pieces_of(recording, noted, self.extension.Piece)
+            course.pieces, course.unmeasured = pieces_of(forward_record, noted, self.extension.Piece)
         self._set_levels()
         if len(self.courses) > _MOST:
             self.refused = f"the model took more than {_MOST} courses"
@@ -219,7 +220,7 @@ class Observer:
 
     def _set_levels(self) -> None:
         """Tell the observer which values of the courses get a hook, and at which level."""
-        raised = [frozenset(course.plan.escalated) for course in self.courses]
+        raised = [frozenset(course.call_graph.escalated) for course in self.courses]
         if raised == self._raised:
             return
         self._raised, usual = raised, int(self.level)
@@ -233,10 +234,10 @@ class Observer:
             for number, course in enumerate(self.courses)
         })  # fmt: skip
 
-    def follow(self, recording: ForwardRecord, prepared: Prepared) -> Following:
+    def follow(self, forward_record: ForwardRecord, prepared: Prepared) -> Following:
         """From here on the observer alone sees what runs, until ``arrived`` or the ``leave`` of what this returns."""
-        run = Following(self, recording)
-        recording.slots = ()  # no Python hooks
+        run = Following(self, forward_record)
+        forward_record.slots = ()  # no Python hooks
         with run.noting():
             self._set_levels()
             run.begin(self, prepared.inputs)
@@ -244,69 +245,81 @@ class Observer:
 
     def arrived(self, run: Following, result: Any) -> None:
         """The forward returned this; an error of ours leaves the call without a record."""
-        recording = run.recording
+        forward_record = run.forward_record
         run.finish(result)
         if run.error is None:
             with run.noting():
-                self._arrived(recording, run)
+                self._arrived(forward_record, run)
         run.leave()
         if run.error is not None:
-            recording.plan, recording.slots = None, ()
+            forward_record.call_graph, forward_record.slots = None, ()
             self._give_up(run.error)
 
-    def rename(self, recording: ForwardRecord) -> None:
+    def rename(self, forward_record: ForwardRecord) -> None:
         """Name a call that left the known courses by the course that it took, where that has been learnt since."""
-        found = recording.deviation
-        if found is None or recording.edges is not None:  # edges have their hooks by the names that they had
+        found = forward_record.deviation
+        if found is None or forward_record.edges is not None:  # edges have their hooks by the names that they had
             return
         course = next((course for course in self.courses if found.ran(course)), None)
         if course is not None and all(_sites_at(course, leaf) == sites for leaf, sites in found.leaves.items()):
-            recording.deviation = None
-            _use(recording, Found(course.plan, course.slots, course.not_required, course.same, course.parameters))
-            recording.untold = set(course.untold)
+            forward_record.deviation = None
+            _use(
+                forward_record,
+                Found(course.call_graph, course.slots, course.not_required, course.same, course.parameters),
+            )
+            forward_record.unmeasurable = set(course.unmeasurable)
 
-    def _arrived(self, recording: ForwardRecord, run: Following) -> None:
+    def _arrived(self, forward_record: ForwardRecord, run: Following) -> None:
         number = run.native.plan
         self._latest.append(number < 0)
-        recording.computed = True
-        recording.sizes, recording.written, recording.units = run.record.shapes, run.record.values, run.record.units
+        forward_record.computed = True
+        forward_record.sizes, forward_record.written, forward_record.units = (
+            run.record.shapes,
+            run.record.values,
+            run.record.units,
+        )
         if number >= 0:
             course = self.courses[number]
-            recording.plan, recording.slots = course.plan, course.slots
-            recording.not_required, recording.untold = set(course.not_required), set(course.untold)
-            recording.same, recording.escalated = course.same, frozenset(course.plan.escalated)
+            forward_record.call_graph, forward_record.slots = course.call_graph, course.slots
+            forward_record.not_required, forward_record.unmeasurable = (
+                set(course.not_required),
+                set(course.unmeasurable),
+            )
+            forward_record.same, forward_record.escalated = course.same, frozenset(course.call_graph.escalated)
             parameters = course.parameters
-            if course.pieces is not None and recording.edges is not None:
-                _hook_edges(recording.edges, recording, run, course)
+            if course.pieces is not None and forward_record.edges is not None:
+                _hook_edges(forward_record.edges, forward_record, run, course)
         else:
             self._relearn = _AGAIN
             base, native = self.courses[run.native.plan_nearby], run.native
             found = Deviation(
-                base, native.differs_at, native.steps, run.where, native.values, recording.sizes, run.given
+                base, native.differs_at, native.steps, run.where, native.values, forward_record.sizes, run.given
             )
-            recording.deviation = found
+            forward_record.deviation = found
             graph = by_operator(found)
-            _use(recording, graph)
+            _use(forward_record, graph)
             parameters = graph.parameters
-            if recording.edges is not None:
-                _search_edges(recording.edges, recording, run)
+            if forward_record.edges is not None:
+                _search_edges(forward_record.edges, forward_record, run)
             if len(self._latest) >= _TRIES and all(self._latest):
                 self.refused = "no call went the way that those under the Python recorder went"
             elif sum(self._latest) > _PATIENCE // 2:
                 self.refused = "the model takes a new course in most calls"
-        leaves = run.settle_leaves(parameters, [parameter for _, parameter in self._parameters] if parameters else ())
-        if recording.deviation is not None:
-            recording.deviation.leaves.update(leaves)
+        leaves = run.bind_leaves(parameters, [parameter for _, parameter in self._parameters] if parameters else ())
+        if forward_record.deviation is not None:
+            forward_record.deviation.leaves.update(leaves)
 
 
-def _has_passed(recording: ForwardRecord) -> bool:
+def _has_passed(forward_record: ForwardRecord) -> bool:
     """Whether a backward pass has come to the call."""
-    return recording.task is not None or any(kept.recording is recording for kept in tuple(recording.sink.history))
+    return forward_record.task is not None or any(
+        event_record.forward_record is forward_record for event_record in tuple(forward_record.sink.history)
+    )
 
 
-def _use(recording: ForwardRecord, found: Found) -> None:
-    recording.plan, recording.slots = found.plan, found.slots
-    recording.not_required, recording.same = set(found.not_required), found.same
+def _use(forward_record: ForwardRecord, found: Found) -> None:
+    forward_record.call_graph, forward_record.slots = found.call_graph, found.slots
+    forward_record.not_required, forward_record.same = set(found.not_required), found.same
 
 
 def _by_value(
@@ -330,26 +343,26 @@ def _sites_at(course: Course, leaf: int) -> tuple[int, ...]:
 
 def _named_alike(one: Course, other: Course) -> bool:
     """Whether two courses with the same operators have the same names and sites."""
-    stems = [[call.key_stem for call in course.plan.calls] for course in (one, other)]
+    stems = [[call.key_stem for call in course.call_graph.calls] for course in (one, other)]
     return stems[0] == stems[1] and one.slots == other.slots and one.parameters == other.parameters
 
 
-def _hook_edges(notes: EdgeNotes, recording: ForwardRecord, run: Following, course: Course) -> None:
-    edges = course.plan.fan_out
-    start = len(course.plan.sites)
+def _hook_edges(notes: EdgeNotes, forward_record: ForwardRecord, run: Following, course: Course) -> None:
+    edges = course.call_graph.fan_out
+    start = len(course.call_graph.sites)
     notes.unmeasured = dict(course.unmeasured)
-    raised = {number - start for number in course.plan.escalated if number >= start}
+    raised = {number - start for number in course.call_graph.escalated if number >= start}
     for edge in run.native.hook_edges(course.pieces, len(edges), raised):
         notes.unmeasured[edge] = ("untraceable_use", "its place in the autograd graph is another than before")
     values = run.native.values
-    recording.slots = (
+    forward_record.slots = (
         *course.slots, *(() for _ in range(values - len(course.slots))), *((start + n,) for n in range(len(edges))),
     )  # fmt: skip
 
 
-def _search_edges(notes: EdgeNotes, recording: ForwardRecord, run: Following) -> None:
+def _search_edges(notes: EdgeNotes, forward_record: ForwardRecord, run: Following) -> None:
     """In a call whose course is not known, edges are found as after one under the Python recorder."""
     for slot, place in enumerate(run.native.places()):
-        for site in (recording.slots or ())[slot] if place is not None else ():
+        for site in (forward_record.slots or ())[slot] if place is not None else ():
             notes.at[site] = place
-    hook_edges(recording)
+    hook_edges(forward_record)

@@ -42,32 +42,32 @@ class Rest(Session):
     _kept = 0  # sites from before
 
     def resume(self, calls: int, spans: int, inside: int) -> None:
-        """Take over behind so many calls and module calls of the previous plan."""
-        plan, recording = self.previous, self.recording
-        if plan is None:
+        """Take over behind so many calls and module calls of the previous call graph."""
+        call_graph, forward_record = self.previous, self.forward_record
+        if call_graph is None:
             return
-        self.spans = plan.spans[:spans]
+        self.spans = call_graph.spans[:spans]
         self._inside = inside
-        for call in plan.calls[:calls]:
+        for call in call_graph.calls[:calls]:
             self.calls.append(call)
             self._first_sites.append(self._sites)
             for output in call.outputs:
                 if output.differentiable:
                     if not (output.requires_grad and call.grad_enabled):
-                        recording.not_required.add(self._sites)
-                    recording.shapes.append(output.shape)
+                        forward_record.not_required.add(self._sites)
+                    forward_record.shapes.append(output.shape)
                     self._sites += 1
         self._kept = self._sites
 
     def _has_hook(self, tensor: Tensor, site: int) -> bool:
         """A tensor from before that is returned again: one hook serves all its sites, whoever comes to need one."""
-        known, recording = self._values.find(tensor), self.recording
+        known, forward_record = self._values.find(tensor), self.forward_record
         if known is not None and known.requires_grad and 0 <= known.site < self._kept:
             assert self.previous is not None  # noqa: S101  # for mypy: it has these sites
             if known.version == version_of(tensor):
-                sites = with_their_tensors(self.previous, {known.site}) - recording.not_required
-                for earlier in sorted(sites.difference(recording.rewriting.sites_at(tensor))):
-                    self.put(recording, tensor, earlier)
+                sites = with_their_tensors(self.previous, {known.site}) - forward_record.not_required
+                for earlier in sorted(sites.difference(forward_record.rewriting.sites_at(tensor))):
+                    self.put(forward_record, tensor, earlier)
         return super()._has_hook(tensor, site)
 
     def open(self, stack: Sequence[tuple[Place | None, _Named]]) -> None:
@@ -109,14 +109,14 @@ def _refs(given: _Named) -> tuple[Ref | None, ...]:
     return tuple(None if one is None else Ref(*one) for one in given)
 
 
-def with_their_tensors(plan: CallGraph, sites: set[int]) -> set[int]:
+def with_their_tensors(call_graph: CallGraph, sites: set[int]) -> set[int]:
     """The sites, and those whose very tensor they are: there is one hook for all of these, put on at the first."""
     found, queue = set(sites), list(sites)
     while queue:
-        spec = plan.sites[queue.pop()]
-        call = plan.calls[spec.call]
+        spec = call_graph.sites[queue.pop()]
+        call = call_graph.calls[spec.call]
         same = call.same_object[[out.position for out in call.outputs].index(spec.output.position)]
-        number = None if same is None else plan.site_numbers.get(same)
+        number = None if same is None else call_graph.site_numbers.get(same)
         if number is not None and number not in found:
             found.add(number)
             queue.append(number)

@@ -119,29 +119,29 @@ class Learning(Run):
             self.start(inputs)
 
     def session(
-        self, modules: ModuleMap, recording: Any, put: Callable[..., Any], previous: CallGraph | None
+        self, modules: ModuleMap, forward_record: Any, put: Callable[..., Any], previous: CallGraph | None
     ) -> Session:
         """The session of the Python recorder."""
         beside = self.native if self.error is None else None
-        self.sessions.append(Session(modules, recording, put, previous, beside))
+        self.sessions.append(Session(modules, forward_record, put, previous, beside))
         return self.sessions[-1]
 
 
 class Following(Run):
     """One call under the observer alone."""
 
-    def __init__(self, observer: Observer, recording: ForwardRecord) -> None:
+    def __init__(self, observer: Observer, forward_record: ForwardRecord) -> None:
         super().__init__(observer.modules)
-        self.recording = recording
+        self.forward_record = forward_record
         self.record: Any = None
         self._courses = observer.courses
         self._leaves: list[tuple[int, Entry, Tensor]] = []
 
     def begin(self, observer: Observer, inputs: Sequence[tuple[str, Tensor]]) -> None:
         """Before the model's forward runs."""
-        self.record = observer.record_of(self.recording)
+        self.record = observer.record_of(self.forward_record)
         self.native = observer.forward(self.record, learning=False)
-        values = self.recording.values
+        values = self.forward_record.values
         if values is not None:
             self.record.take_values(observer.extension.Level(LEVELS[values.taken.level]))
         self.start(inputs, self._leaf, None if values is None else self._value)
@@ -152,12 +152,14 @@ class Following(Run):
             if self.native.differs_at < 0:
                 course = self._courses[self.native.plan_nearby]
                 site = course.slots[slot][0]
-                self.recording.values.shown(course.plan.calls, course.plan.sites[site].call, value, site)
+                self.forward_record.values.shown(
+                    course.call_graph.calls, course.call_graph.sites[site].call, value, site
+                )
 
     def _leaf(self, leaf: Tensor, value: int) -> None:
         with self.noting(), without_torch_function():
             find = functools.partial(self._site_so_far, value)
-            self._leaves.append((value, self.recording.leaves.of(leaf).add(self.recording, -1, find), leaf))
+            self._leaves.append((value, self.forward_record.leaves.of(leaf).add(self.forward_record, -1, find), leaf))
 
     def _site_so_far(self, value: int) -> int:
         """While the forward runs, the site of a leaf; the course so far is that of the one that is nearby."""
@@ -167,12 +169,12 @@ class Following(Run):
                 sites = self._courses[self.native.plan_nearby].slots[value]
         return sites[0] if sites else -1
 
-    def settle_leaves(self, parameters: Mapping[int, Sequence[int]], tensors: Sequence[Tensor]) -> dict[int, Any]:
+    def bind_leaves(self, parameters: Mapping[int, Sequence[int]], tensors: Sequence[Tensor]) -> dict[int, Any]:
         """Give leaf tensors their sites, now that these are known; the sites, by number of the value or parameter.
 
         ``parameters``: the sites that are a parameter, by its number; ``tensors``: all parameters.
         """
-        slots, found = self.recording.slots or (), {}
+        slots, found = self.forward_record.slots or (), {}
         for value, entry, leaf in self._leaves:
             sites = slots[value] if value < len(slots) else ()
             entry.index, entry.find = (sites[0] if sites else -1), None
@@ -181,14 +183,14 @@ class Following(Run):
         self._leaves.clear()
         for number, sites in parameters.items():
             self._hook(tensors[number], sites)
-            slot = self.recording.sizes.add(list(tensors[number].shape))
-            self.recording.slots = (*slots, *(() for _ in range(slot - len(slots))), tuple(sites))
-            slots, found[PARAMETERS - number] = self.recording.slots, tuple(sites)
+            slot = self.forward_record.sizes.add(list(tensors[number].shape))
+            self.forward_record.slots = (*slots, *(() for _ in range(slot - len(slots))), tuple(sites))
+            slots, found[PARAMETERS - number] = self.forward_record.slots, tuple(sites)
         return found
 
     def _hook(self, leaf: Tensor, sites: Sequence[int]) -> None:
         for site in sites:
-            self.recording.leaves.of(leaf).add(self.recording, site)
+            self.forward_record.leaves.of(leaf).add(self.forward_record, site)
 
     def leave(self) -> None:
         """As of every run."""

@@ -26,7 +26,7 @@ TAKE, SHOW = 4, 8  # as the extension marks what it takes the statistics of, and
 
 
 def wanted(
-    plan: CallGraph, slots: Sequence[Sequence[int]], make: Callable[..., Any]
+    call_graph: CallGraph, slots: Sequence[Sequence[int]], make: Callable[..., Any]
 ) -> tuple[dict[int, int], dict[int, Any]]:
     """By value, whether its statistics are taken and whether Python looks at it; and the gates that C++ counts by.
 
@@ -35,7 +35,7 @@ def wanted(
     found, gates = {}, {}
     for value, sites in enumerate(slots):
         if sites:
-            gate = gate_of(plan.calls, plan.sites[sites[0]].call)
+            gate = gate_of(call_graph.calls, call_graph.sites[sites[0]].call)
             simple = None if gate is None else gate.simple
             if simple is not None:
                 gates[value] = make(*simple)
@@ -44,8 +44,8 @@ def wanted(
 
 
 def unfit(
-    plan: CallGraph, noted: Sequence[tuple[int, int]], first_values: Sequence[int], ranges: Sequence[tuple[int, int]],
-    same: Container[int],
+    call_graph: CallGraph, noted: Sequence[tuple[int, int]], first_values: Sequence[int],
+    ranges: Sequence[tuple[int, int]], same: Container[int],
 ) -> str | None:  # fmt: skip
     """Why the values of such a forward cannot be measured by the native observer; None where they can.
 
@@ -53,31 +53,33 @@ def unfit(
     ``same``: sites that are the very tensor of another.
     """
     for value, site in noted:
-        call = plan.sites[site].call
-        if plan.calls[call].op not in ("placeholder", "external") and (
+        call = call_graph.sites[site].call
+        if call_graph.calls[call].op not in ("placeholder", "external") and (
             bisect.bisect_right(first_values, value) - 1 < ranges[call][0]
         ):
-            return f"{plan.calls[call].key_stem} changed a value in a way that no operator returns"
+            return f"{call_graph.calls[call].key_stem} changed a value in a way that no operator returns"
     seen = {site for _, site in noted}
-    for site, spec in enumerate(plan.sites):
+    for site, spec in enumerate(call_graph.sites):
         if site not in seen and site not in same:
-            return f"no operator returns the value of {plan.calls[spec.call].key_stem}"
-    for number, one in enumerate(plan.calls):
-        if one.op != "call_module" and gate_of(plan.calls, number) is not None and from_settings(one):
+            return f"no operator returns the value of {call_graph.calls[spec.call].key_stem}"
+    for number, one in enumerate(call_graph.calls):
+        if one.op != "call_module" and gate_of(call_graph.calls, number) is not None and from_settings(one):
             return f"the limits of {one.key_stem} are arguments, which may differ from call to call"
     return None
 
 
 def finished(
-    taken: ForwardValues, recording: ForwardRecord, written: Written, units: Sequence[tuple[int, int, Tensor]]
+    taken: ForwardValues, forward_record: ForwardRecord, written: Written, units: Sequence[tuple[int, int, Tensor]]
 ) -> None:
     """The forward has returned: what C++ took becomes a part of what was kept of its values."""
-    kept = taken.sites
-    if kept is None:
+    event_record = taken.sites
+    if event_record is None:
         return
-    kept.recording = weakref.proxy(recording)  # which holds it; its sites may get other names until they are read
-    kept.native = [written]
+    event_record.forward_record = weakref.proxy(
+        forward_record
+    )  # which holds it; its sites may get other names until they are read
+    event_record.native = [written]
     for slot, axis, counts in units:
-        for site in recording.sites_of(slot)[:1]:
-            taken.units[site] = Units(counts, axis, math.prod(recording.sizes.at(slot)) // max(len(counts), 1))
-            kept.buffers["units", site] = counts
+        for site in forward_record.sites_of(slot)[:1]:
+            taken.units[site] = Units(counts, axis, math.prod(forward_record.sizes.at(slot)) // max(len(counts), 1))
+            event_record.buffers["units", site] = counts

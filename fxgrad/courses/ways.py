@@ -63,10 +63,10 @@ class _Mode(TorchFunctionMode):
 class _Following:
     """One call; what C++ asks Python for."""
 
-    def __init__(self, ways: Ways, recording: ForwardRecord, given: Given, previous: CallGraph | None) -> None:
+    def __init__(self, ways: Ways, forward_record: ForwardRecord, given: Given, previous: CallGraph | None) -> None:
         self._ways = ways
-        self._recording = recording
-        self._beside = ways.beside(recording)
+        self._forward_record = forward_record
+        self._beside = ways.beside(forward_record)
         self._given = given
         self._previous = previous
         self._inputs = input_tensors(given.args, given.kwargs, given.names)
@@ -86,7 +86,7 @@ class _Following:
     def run(self) -> Any:
         """Run the forward."""
         native, given = self.native, self._given
-        self._recording.partial = self._so_far
+        self._forward_record.partial = self._so_far
         enter, leave, function = native.hooks()
         with without_torch_function():
             if self._beside is not None:
@@ -103,21 +103,21 @@ class _Following:
             if self._beside is not None:
                 self._beside.finish(result)
                 self._ways.failed = self._beside.failed
-        self._recording.partial = None
+        self._forward_record.partial = None
         return result
 
     def put(self, tensor: Tensor, site: int) -> None:
         """A tensor at which a rule acts."""
         with without_torch_function():
-            put(self._recording, tensor, site)
+            put(self._forward_record, tensor, site)
 
     def hand_over(  # noqa: PLR0913, PLR0917  # as C++ calls it
-        self, plan: int, calls: int, spans: int, stack: Any, inside: int, values: Any
+        self, number: int, calls: int, spans: int, stack: Any, inside: int, values: Any
     ) -> Rest:
         """The Python recorder of the rest."""
-        known = self._ways.plans[plan] if plan >= 0 else None
+        known = self._ways.call_graphs[number] if number >= 0 else None
         beside = None if self._beside is None else self._beside.native
-        self.session = session = Rest(self._ways.modules, self._recording, put, known or self._previous, beside)
+        self.session = session = Rest(self._ways.modules, self._forward_record, put, known or self._previous, beside)
         session.given, session.places = self._given, self._ways.places
         if self._mode is not None:
             self._mode.rest = session
@@ -131,10 +131,10 @@ class _Following:
         return session
 
     def _so_far(self) -> CallGraph:
-        plan, calls, spans = self.native.at()
-        if plan < 0:
+        number, calls, spans = self.native.at()
+        if number < 0:
             return CallGraph([], [])
-        known = self._ways.plans[plan]
+        known = self._ways.call_graphs[number]
         return CallGraph(known.calls[:calls], known.spans[:spans])
 
 
@@ -148,7 +148,7 @@ class Ways:
 
     Attributes:
         extension, modules: as given.
-        plans: the graphs of the known ways.
+        call_graphs: the graphs of the known ways.
         places: the modules below the model, as C++ numbers them.
         failed: what went wrong in the observer of a call; empty as long as nothing did.
     """
@@ -159,15 +159,17 @@ class Ways:
         self._model = extension.Model()
         self._parameters: Any = None
         self.modules = modules
-        self.plans: list[CallGraph] = []
+        self.call_graphs: list[CallGraph] = []
         self.places: list[Place] = []
         self.failed = ""
         self._without: list[frozenset[int]] = []
         self._native: Any = None
         self._built: Any = None
         self._bound: Any = None
-        self._acting: list[set[int]] = []  # by plan, the sites at which rules act
-        self._again: set[int] = set()  # of all plans, those whose very tensor such a site is; a beginning may be shared
+        self._acting: list[set[int]] = []  # by call graph, the sites at which rules act
+        self._again: set[int] = (
+            set()
+        )  # of all call graphs, those whose very tensor such a site is; a beginning may be shared
 
     def refuses(self, rules: NodeRules) -> str | None:
         """Why the Python recorder has to do all of a call; None where it need not."""
@@ -179,48 +181,51 @@ class Ways:
             return "something in this process was compiled by dynamo; Python's recorder sees what runs compiled"
         if any(place.opaque for place in self.modules.places.values()):
             return "compiled and scripted modules are seen by Python's recorder only"
-        if any(plan.hidden or any(call.op == "external" for call in plan.calls) for plan in self.plans):
+        if any(
+            call_graph.hidden or any(call.op == "external" for call in call_graph.calls)
+            for call_graph in self.call_graphs
+        ):
             return "code ran that no recorder can see (a custom autograd.Function); Python's recorder watches for it"
         return None
 
-    def refuses_to_observe(self, recording: ForwardRecord) -> str | None:
+    def refuses_to_observe(self, forward_record: ForwardRecord) -> str | None:
         """Why a call under rules that is observed as well has Python's hooks; None where it need not."""
         if self.failed:
             return f"the native observer failed: {self.failed}".splitlines()[0]
-        if recording.edges is not None or recording.values is not None:
+        if forward_record.edges is not None or forward_record.values is not None:
             return "edges and forward values are measured by Python's recorder where rewrite rules act"
-        if any(plan.escalated for plan in self.plans):
+        if any(call_graph.escalated for call_graph in self.call_graphs):
             return (
                 "a norm outside of the range of float32 is measured again, by Python's recorder where rewrite rules act"
             )
         return None
 
-    def beside(self, recording: ForwardRecord) -> Beside | None:
+    def beside(self, forward_record: ForwardRecord) -> Beside | None:
         """The observer of a call; None for one that is not observed."""
-        if recording.number < 0:
+        if forward_record.number < 0:
             return None
         if self.modules.parameters is not self._parameters:
             self._parameters = self.modules.parameters
             self._model.set_parameters([parameter for _, parameter in self._parameters])
-        return Beside(self.extension, self._model, self._level, recording)
+        return Beside(self.extension, self._model, self._level, forward_record)
 
     def follower(self, owner: Any, forward: Any) -> Any:
         """C++'s part of one call; ``forward`` observes it, if any."""
         return self.extension.Follower(self._native, owner, forward)
 
-    def run(self, recording: ForwardRecord, given: Given, previous: CallGraph | None) -> tuple[Any, str]:
+    def run(self, forward_record: ForwardRecord, given: Given, previous: CallGraph | None) -> tuple[Any, str]:
         """Run a call; what it returned, and how it left the known ways (empty where it didn't)."""
-        rules: NodeRules = recording.rewriting.rules
+        rules: NodeRules = forward_record.rewriting.rules
         self._refresh(rules)
-        call = _Following(self, recording, given, previous)
+        call = _Following(self, forward_record, given, previous)
         try:
             result = call.run()
             if call.session is None:
-                plan = call.native.plan
-                recording.plan = self.plans[plan]
-                recording.not_required |= self._without[plan]
+                number = call.native.plan
+                forward_record.call_graph = self.call_graphs[number]
+                forward_record.not_required |= self._without[number]
             else:
-                self._learn(call, recording.graph, rules)
+                self._learn(call, forward_record.graph, rules)
         finally:
             call.close()
         if call.session is None:
@@ -230,7 +235,7 @@ class Ways:
     def _refresh(self, rules: NodeRules) -> None:
         if self.modules.places is not self._built:
             self._built = self.modules.places
-            self.plans, self._without, self._acting, self._again = [], [], [], set()
+            self.call_graphs, self._without, self._acting, self._again = [], [], [], set()
             root = self.modules.root
             self.places = [place for place in self._built.values() if place.module is not root]
             owned = [
@@ -244,18 +249,18 @@ class Ways:
         if rules.bound is not self._bound:
             self._bound = rules.bound
             self._acting, self._again = [], set()
-            for number in range(len(self.plans)):
+            for number in range(len(self.call_graphs)):
                 self._hook(number, rules)
 
-    def _learn(self, call: _Following, plan: CallGraph, rules: NodeRules) -> None:
+    def _learn(self, call: _Following, call_graph: CallGraph, rules: NodeRules) -> None:
         """What Python's recorder saw is known from here on."""
-        number = len(self.plans)
+        number = len(self.call_graphs)
         if number == _MOST or not call.native.learn(number):
             return
-        self.plans.append(plan)
+        self.call_graphs.append(call_graph)
         self._without.append(frozenset(
-            site for site, spec in enumerate(plan.sites)
-            if not (spec.output.requires_grad and plan.calls[spec.call].grad_enabled)
+            site for site, spec in enumerate(call_graph.sites)
+            if not (spec.output.requires_grad and call_graph.calls[spec.call].grad_enabled)
         ))  # fmt: skip
         self._hook(number, rules)
 
@@ -267,10 +272,10 @@ class Ways:
         """
         everywhere = rules.through or any(not isinstance(rule.where, Nodes) for _, _, rule in rules.bound)
         if not everywhere:
-            plan = self.plans[number]
-            acting = set(rules.resolve(plan).table)
+            call_graph = self.call_graphs[number]
+            acting = set(rules.resolve(call_graph).table)
             self._acting.append(acting)
-            self._again |= with_their_tensors(plan, acting) - acting
+            self._again |= with_their_tensors(call_graph, acting) - acting
         for n in range(number + 1):
             self._native.set_hooked(n, set() if everywhere else self._acting[n] | self._again, everywhere)
 

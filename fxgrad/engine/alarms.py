@@ -58,14 +58,14 @@ class Alarms:
         self._reported: set[tuple[str, str]] = set()
         self._errors: list[Exception] = []
 
-    def ended(self, kept: list[EventRecord]) -> None:
+    def ended(self, event_record: list[EventRecord]) -> None:
         """A backward pass has ended, or raised some time ago: judge what was kept of it.
 
         One copy to the host, a second one for an alarm.
         """
-        parts = [part for part in kept if part.recording.plan is not None]
+        parts = [part for part in event_record if part.forward_record.call_graph is not None]
         try:
-            found = self._failed(parts) if kept[0].raised is not None else self._judged(parts)
+            found = self._failed(parts) if event_record[0].raised is not None else self._judged(parts)
         except Exception as error:  # noqa: BLE001  # the user's backward must go on
             self._try(self._warn, f"limits could not be judged: {type(error).__name__}: {error}")
             found = []

@@ -40,60 +40,65 @@ _UNWRITTEN = frozenset({"empty", "empty_like", "new_empty", "empty_strided", "ne
 _CUTS = frozenset({"detach", "detach_", "data"})
 
 
-def assemble(kept: EventRecord, loss: str, level: Level) -> GradientFlow:
+def assemble(event_record: EventRecord, loss: str, level: Level) -> GradientFlow:
     """The flow of one backward event through one forward call."""
-    recording = kept.recording
-    plan: CallGraph = recording.plan
-    parameters: list[tuple[int, tuple[str, ...], Tensor]] = recording.parameters
+    forward_record = event_record.forward_record
+    call_graph: CallGraph = forward_record.call_graph
+    parameters: list[tuple[int, tuple[str, ...], Tensor]] = forward_record.parameters
     frozen_names = {name for _, names, parameter in parameters if not parameter.requires_grad for name in names}
-    forward = recording.values
-    measured = read_event(kept, None if forward is None else forward.taken)
-    sites = _Sites(plan, recording, kept, measured, frozen_names)
-    report: CaptureReport = recording.report
+    forward = forward_record.values
+    measured = read_event(event_record, None if forward is None else forward.taken)
+    sites = _Sites(call_graph, forward_record, event_record, measured, frozen_names)
+    report: CaptureReport = forward_record.report
     return GradientFlow(
-        nodes=plan.nodes,
-        sites=tuple(sites.site(number, spec) for number, spec in enumerate(plan.sites)),
-        edges=sites.marked(plan.edges if recording.edges is None else sites.edges()),
-        parameters=_parameters(kept, parameters, measured),
+        nodes=call_graph.nodes,
+        sites=tuple(sites.site(number, spec) for number, spec in enumerate(call_graph.sites)),
+        edges=sites.marked(call_graph.edges if forward_record.edges is None else sites.edges()),
+        parameters=_parameters(event_record, parameters, measured),
         blind_spots=(*sites.blind_spots(), *sites.blind_edges()),
-        calls=plan.module_calls,
-        capture=dataclasses.replace(report, asked=plan.asked),
+        calls=call_graph.module_calls,
+        capture=dataclasses.replace(report, asked=call_graph.asked),
         event=EventInfo(
-            kept.event,
-            recording.number,
+            event_record.event,
+            forward_record.number,
             loss,
             level,
-            "node" if recording.edges is None else "edge",
+            "node" if forward_record.edges is None else "edge",
             values=forward is not None,
-            accumulating=recording.accumulating,
-            failed=failure_of(kept),
-            differentiated=recording.differentiated,
-            loss_ops=plan.loss or (),
+            accumulating=forward_record.accumulating,
+            failed=failure_of(event_record),
+            differentiated=forward_record.differentiated,
+            loss_ops=call_graph.loss or (),
         ),
         buffers=() if forward is None else _buffers(forward.buffers, measured.state[len(parameters) :]),
     )
 
 
 class _Sites:
-    """Sites and blind spots of one recording."""
+    """Sites and blind spots of one forward record."""
 
     def __init__(
-        self, plan: CallGraph, recording: ForwardRecord, kept: EventRecord, measured: Measured, frozen: set[str]
+        self,
+        call_graph: CallGraph,
+        forward_record: ForwardRecord,
+        event_record: EventRecord,
+        measured: Measured,
+        frozen: set[str],
     ) -> None:
-        self.plan = plan
-        self.recording = recording
-        self.kept = kept
+        self.call_graph = call_graph
+        self.forward_record = forward_record
+        self.event_record = event_record
         self.found = measured.sites
         self.values = dict(enumerate(measured.values))
-        for one, other in recording.same.items():  # the native recorder takes a tensor once
+        for one, other in forward_record.same.items():  # the native recorder takes a tensor once
             self.values[one] = self.values.get(one) or self.values.get(other)
         self.activity, self.channels = measured.activity, measured.channels
         self.frozen = frozen
-        self.number = plan.site_numbers
-        self.failures = kept.failures
-        self.source = {site: self._first(site) for site in recording.same}
+        self.number = call_graph.site_numbers
+        self.failures = event_record.failures
+        self.source = {site: self._first(site) for site in forward_record.same}
         self.consumers: dict[Ref, list[int]] = {}
-        for number, call in enumerate(plan.calls):
+        for number, call in enumerate(call_graph.calls):
             for _, ref in call.uses():
                 self.consumers.setdefault(ref, []).append(number)
         self.reasons: dict[Ref, tuple[Reason, str]] = {}
@@ -104,66 +109,68 @@ class _Sites:
         """Statistics of a site; None for one whose hook saw a part only."""
         if number in self.source:
             return self.statistics(self.source[number])
-        if number in self.recording.untold or self._lost(number):
+        if number in self.forward_record.unmeasurable or self._lost(number):
             return None
         return self.found[number] if number < len(self.found) else None
 
     def _first(self, site: int) -> int:
         """The site with a hook whose value is the very tensor that ``site`` is."""
-        while site in self.recording.same:
-            site = self.recording.same[site]
+        while site in self.forward_record.same:
+            site = self.forward_record.same[site]
         return site
 
     def _lost(self, number: int) -> bool:
-        spec = self.plan.sites[number]
-        return Ref(spec.call, spec.output.position) in self.plan.lost
+        spec = self.call_graph.sites[number]
+        return Ref(spec.call, spec.output.position) in self.call_graph.lost
 
     def site(self, number: int, spec: SiteSpec) -> Site:
         """The schema's site."""
         output = spec.output
-        reading = self.kept.readings[number] if number < len(self.kept.readings) else None
-        shape = None if reading is not None else self.recording.shape_of(number)
+        reading = self.event_record.readings[number] if number < len(self.event_record.readings) else None
+        shape = None if reading is not None else self.forward_record.shape_of(number)
         source = self.source.get(number)
         return Site(
-            node=self.plan.nodes[spec.call],
+            node=self.call_graph.nodes[spec.call],
             output_position=output.position,
             shape=tuple(reading[1]) if reading is not None else output.shape if shape is None else shape,
             dtype=dtype_word(output.dtype),
             device=str(output.device),
             statistics=self.statistics(number),
-            derived_from=None if source is None else self.plan.site_id(source),
+            derived_from=None if source is None else self.call_graph.site_id(source),
             rewritten=self._rewritten(number),
-            value=None if _is_unwritten(self.plan.nodes[spec.call]) else self.values.get(number),
+            value=None if _is_unwritten(self.call_graph.nodes[spec.call]) else self.values.get(number),
             activity=self.activity.get(number),
             channels=self.channels.get(number),
         )
 
     def _rewritten(self, number: int) -> Rewritten | None:
         """What rewrite rules made of the gradient of a site."""
-        told = None if self.recording.rewriting is None else self.recording.rewriting.told(number)
-        if told is None:
+        recorded = None if self.forward_record.rewriting is None else self.forward_record.rewriting.recorded(number)
+        if recorded is None:
             return None
-        rewritten: Rewritten = told[0]
-        return self._with_norms(rewritten, self.statistics(number), number, told[1])
+        rewritten: Rewritten = recorded[0]
+        return self._with_norms(rewritten, self.statistics(number), number, recorded[1])
 
     def _with_norms(self, rewritten: Rewritten, before: Statistics | None, slot: int, behind: int) -> Rewritten:
         """With the statistics of what came to the rules, whose slot is ``slot``, and of what is in that ``behind``."""
         after = self.found[behind] if behind < len(self.found) else None
         reason = rewritten.reason
         if reason is None and (before is None or after is None):
-            failed = [self.kept.failures[n] for n in (slot, behind) if n in self.kept.failures]
+            failed = [self.event_record.failures[n] for n in (slot, behind) if n in self.event_record.failures]
             reason = failed[0] if failed else "no gradient came to the rules in this backward pass"
         return dataclasses.replace(rewritten, before=before, after=after, reason=reason)
 
     def blind_spots(self) -> tuple[BlindSpot, ...]:
         """Every tensor without a measured gradient, with its reason."""
         spots = [
-            BlindSpot(self.plan.nodes[ref.call].key, ref.position, reason, detail, cut=self.cuts.get(ref))
+            BlindSpot(self.call_graph.nodes[ref.call].key, ref.position, reason, detail, cut=self.cuts.get(ref))
             for ref, (reason, detail) in self.reasons.items()
         ]
         spots += [
-            BlindSpot(self.plan.nodes[number].key, INSIDE, "inside_leaf", f"{REASONS['inside_leaf']} ({call.word})")
-            for number, call in enumerate(self.plan.calls)
+            BlindSpot(
+                self.call_graph.nodes[number].key, INSIDE, "inside_leaf", f"{REASONS['inside_leaf']} ({call.word})"
+            )
+            for number, call in enumerate(self.call_graph.calls)
             if call.op == "external"
         ]
         return tuple(spots)
@@ -172,21 +179,21 @@ class _Sites:
 
     def edges(self) -> tuple[Edge, ...]:
         """The edges with the part of each: its own measurement, or that of a value which is used only there."""
-        measured = {use: self._part(index) for index, use in enumerate(self.plan.fan_out)}
+        measured = {use: self._part(index) for index, use in enumerate(self.call_graph.fan_out)}
         return tuple(
             dataclasses.replace(edge, statistics=measured[use] if use in measured else self._whole(use[0]))
-            for edge, use in zip(self.plan.edges, self.plan.uses, strict=True)
+            for edge, use in zip(self.call_graph.edges, self.call_graph.uses, strict=True)
         )
 
     def marked(self, edges: tuple[Edge, ...]) -> tuple[Edge, ...]:
         """The edges with what rewrite rules at them did."""
-        if self.recording.rewriting is None:
+        if self.forward_record.rewriting is None:
             return edges
         found = []
         for edge in edges:
-            told = self.recording.rewriting.told_of_edge(edge)
-            if told is not None:
-                rewritten, slot = told
+            recorded = self.forward_record.rewriting.recorded_at_edge(edge)
+            if recorded is not None:
+                rewritten, slot = recorded
                 before = self.found[slot] if slot < len(self.found) else None
                 rewritten = self._with_norms(rewritten, before, slot, slot + 1)
                 edge = dataclasses.replace(edge, rewritten=rewritten)  # noqa: PLW2901
@@ -194,19 +201,19 @@ class _Sites:
         return tuple(found)
 
     def _part(self, index: int) -> Statistics | None:
-        number = len(self.plan.sites) + index
-        known = number < len(self.found) and number not in self.kept.failures
+        number = len(self.call_graph.sites) + index
+        known = number < len(self.found) and number not in self.event_record.failures
         return self.found[number] if known else None
 
     def _whole(self, ref: Ref) -> Statistics | None:
-        if self.plan.hidden or self.recording.differentiated:
+        if self.call_graph.hidden or self.forward_record.differentiated:
             return None  # something else than its uses may send back a part
         return self.statistics(self.number[ref]) if ref in self.number else None
 
     def blind_edges(self) -> Iterator[BlindSpot]:
         """Every unmeasured use of a value whose gradient was measured, with its reason."""
-        place = {use: index for index, use in enumerate(self.plan.fan_out)}
-        for use in self.plan.uses if self.recording.edges is not None else ():
+        place = {use: index for index, use in enumerate(self.call_graph.fan_out)}
+        for use in self.call_graph.uses if self.forward_record.edges is not None else ():
             ref, call, argument = use
             index = place.get(use)
             known = self._whole(ref) if index is None else self._part(index)
@@ -214,23 +221,23 @@ class _Sites:
                 continue
             reason, more = self._why_no_part(index)
             detail = REASONS[reason] + (f" ({more})" if more else "")
-            consumer = Consumer(self.plan.nodes[call].key, argument)
-            yield BlindSpot(self.plan.nodes[ref.call].key, ref.position, reason, detail, consumer)
+            consumer = Consumer(self.call_graph.nodes[call].key, argument)
+            yield BlindSpot(self.call_graph.nodes[ref.call].key, ref.position, reason, detail, consumer)
 
     def _why_no_part(self, index: int | None) -> tuple[Reason, str]:
         if index is None:
             return "untraceable_use", "something that cannot be seen may use the value too"
-        failure = self.kept.failures.get(len(self.plan.sites) + index)
+        failure = self.event_record.failures.get(len(self.call_graph.sites) + index)
         if failure is not None:
             return "statistic_failed", failure
-        reason, detail = self.recording.notes.unmeasured.get(index, ("not_reached", ""))
+        reason, detail = self.forward_record.notes.unmeasured.get(index, ("not_reached", ""))
         return cast("Reason", reason), detail
 
     # ---- why a tensor has no gradient ----------------------------------------------------------------------
 
     def _explain(self) -> None:
         reached = self._reached()
-        for number, call in enumerate(self.plan.calls):
+        for number, call in enumerate(self.call_graph.calls):
             for output in call.outputs:
                 ref = Ref(number, output.position)
                 site = self.number.get(ref)
@@ -242,10 +249,10 @@ class _Sites:
     def _reason(  # noqa: PLR0911  # one return a reason, in the order in which they exclude each other
         self, ref: Ref, site: int | None, *, reached: bool
     ) -> tuple[Reason, str]:
-        call = self.plan.calls[ref.call]
+        call = self.call_graph.calls[ref.call]
         if site is None:
             return "integer", ""
-        if site in self.recording.untold or ref in self.plan.lost:
+        if site in self.forward_record.unmeasurable or ref in self.call_graph.lost:
             return "changed_through_view", ""
         if site in self.failures:
             return "statistic_failed", self.failures[site]
@@ -253,19 +260,19 @@ class _Sites:
             return "statistic_failed", self.failures[self.source[site]]
         if not call.grad_enabled:
             return "reentrant_checkpoint" if call.checkpointed else "no_grad_region", ""
-        if site not in self.recording.not_required:
+        if site not in self.forward_record.not_required:
             return self._not_reached(ref, site, reached=reached)
         if call.word in _CUTS:
-            self.cuts[ref] = self.plan.nodes[ref.call].key
+            self.cuts[ref] = self.call_graph.nodes[ref.call].key
             return "detached", f"by {self.cuts[ref]}"
         return self._inherited(ref)
 
     def _not_reached(self, ref: Ref, site: int, *, reached: bool) -> tuple[Reason, str]:
         """Why no gradient came to a value that requires one."""
-        if self.kept.raised is not None:
+        if self.event_record.raised is not None:
             return "not_reached", "the backward pass raised before it came here"
-        if site in self.recording.unprobed:
-            return "no_probe", self.recording.unprobed[site]
+        if site in self.forward_record.unprobed:
+            return "no_probe", self.forward_record.unprobed[site]
         cut = self._cut_below(ref)
         if cut is not None:
             self.cuts[ref] = cut
@@ -275,16 +282,16 @@ class _Sites:
     def _cut_below(self, ref: Ref) -> str | None:
         """The key of a node that cuts the gradient between an unreached value and what the loss uses, if any."""
         queue, seen, cut = [ref], {ref}, None
-        without = {None, *self.recording.not_required}
+        without = {None, *self.forward_record.not_required}
         while queue:
             for number in self.consumers.get(queue.pop(), ()):
-                call = self.plan.calls[number]
+                call = self.call_graph.calls[number]
                 if call.op == "output":
                     return None
                 below = [Ref(number, out.position) for out in call.outputs]
                 # An integer or boolean output carries no gradient on either.
                 if below and all(self.number.get(b) in without for b in below):
-                    cut = cut or self.plan.nodes[number].key
+                    cut = cut or self.call_graph.nodes[number].key
                     continue
                 queue += [b for b in below if b not in seen]
                 seen.update(below)
@@ -292,12 +299,12 @@ class _Sites:
 
     def _inherited(self, ref: Ref) -> tuple[Reason, str]:
         """Why nothing that a value depends on requires a gradient."""
-        call = self.plan.calls[ref.call]
+        call = self.call_graph.calls[ref.call]
         causes = [self.reasons[used] for _, used in call.uses() if used in self.reasons]
         for wanted in ("detached", "no_grad_region", "reentrant_checkpoint"):
             if any(reason == wanted for reason, _ in causes):
                 cut = next(used for _, used in call.uses() if self.reasons.get(used, ("", ""))[0] == wanted)
-                key = self.cuts[ref] = self.cuts.get(cut, self.plan.nodes[cut.call].key)
+                key = self.cuts[ref] = self.cuts.get(cut, self.call_graph.nodes[cut.call].key)
                 return "detached", f"by {key}" if wanted == "detached" else f"it depends on {key}, computed without"
         direct = [v for v in (*call.args, *call.kwargs.values()) if isinstance(v, ParameterRef)]
         if call.frozen or any(v.name in self.frozen for v in direct) or any(r == "frozen" for r, _ in causes):
@@ -308,8 +315,8 @@ class _Sites:
         """Values from which a measured value, or the model's output, can be reached along the graph."""
         reached: set[Ref] = set()
         good: set[int] = set()
-        for number in range(len(self.plan.calls) - 1, -1, -1):
-            call = self.plan.calls[number]
+        for number in range(len(self.call_graph.calls) - 1, -1, -1):
+            call = self.call_graph.calls[number]
             refs = [Ref(number, output.position) for output in call.outputs]
             for ref in refs:
                 site = self.number.get(ref)
@@ -326,12 +333,12 @@ class _Sites:
 
 
 def _parameters(
-    kept: EventRecord, parameters: Sequence[tuple[int, tuple[str, ...], Tensor]], measured: Measured
+    event_record: EventRecord, parameters: Sequence[tuple[int, tuple[str, ...], Tensor]], measured: Measured
 ) -> tuple[ParameterRecord, ...]:
-    own, found, values = kept.parameters, measured.parameters, dict(enumerate(measured.state))
-    window = kept.recording.window
-    rewritten: dict[int, Rewritten] = {} if window is None else window.told()
-    reduced = kept.recording.reduced  # all of them, or none in this pass
+    own, found, values = event_record.parameters, measured.parameters, dict(enumerate(measured.state))
+    window = event_record.forward_record.window
+    rewritten: dict[int, Rewritten] = {} if window is None else window.recorded()
+    reduced = event_record.forward_record.reduced  # all of them, or none in this pass
     came = any(n < len(found) and found[n] is not None for n, names, _ in parameters if names[0] in reduced)
     records = []
     for place, (number, names, parameter) in enumerate(parameters):
@@ -346,7 +353,7 @@ def _parameters(
         records.append(ParameterRecord(
             name=names[0], aliases=names[1:], shape=tuple(parameter.shape), dtype=dtype_word(parameter.dtype),
             device=str(parameter.device), requires_grad=parameter.requires_grad, statistics=statistics, reason=reason,
-            value=values.get(place), registered=names[0] not in kept.recording.outside,
+            value=values.get(place), registered=names[0] not in event_record.forward_record.outside,
             rewritten=rewritten.get(id(parameter)),
         ))  # fmt: skip
     return tuple(records)

@@ -29,15 +29,15 @@ class Forward:
     Args:
         taken: where the statistics go.
         modules: of the model, whose forward begins now.
-        recording: where the gradients of channels go; None where they are not asked for.
+        forward_record: where the gradients of channels go; None where they are not asked for.
 
     Attributes:
         buffers: the floating and complex ones, which stand behind the parameters in ``taken.state``.
     """
 
-    def __init__(self, taken: ForwardValues, modules: ModuleMap, recording: ForwardRecord | None = None) -> None:
+    def __init__(self, taken: ForwardValues, modules: ModuleMap, forward_record: ForwardRecord | None = None) -> None:
         self.taken = taken
-        self._recording = weakref.ref(recording) if recording is not None else _nothing
+        self._forward_record = weakref.ref(forward_record) if forward_record is not None else _nothing
         self.modules = modules
         self.buffers = [(name, b) for name, b in modules.buffers if b.is_floating_point() or b.is_complex()]
         taken.take_state([parameter for _, parameter in modules.parameters] + [buffer for _, buffer in self.buffers])
@@ -76,12 +76,12 @@ class Forward:
                 self._count(gate, tensor, site, None)
 
     def _hook_channels(self, call: Call, tensors: Iterable[Tensor], sites: Sequence[int]) -> None:
-        axis, recording = units_of(call), self._recording()
-        if axis is None or recording is None or not call.grad_enabled:
+        axis, forward_record = units_of(call), self._forward_record()
+        if axis is None or forward_record is None or not call.grad_enabled:
             return
         for tensor, site in zip(tensors, sites, strict=False):
             if site >= 0 and tensor.grad_fn is not None and tensor.ndim >= -axis:
-                tensor.register_hook(ChannelHook(recording, site, axis + tensor.ndim))  # type: ignore[no-untyped-call]
+                tensor.register_hook(ChannelHook(forward_record, site, axis + tensor.ndim))  # type: ignore[no-untyped-call]
 
     def called(
         self, calls: Sequence[Call], found: Sequence[tuple[str, Tensor]], first: int, given: tuple[Any, Any]
@@ -115,32 +115,34 @@ class Forward:
 class ChannelHook:
     """The tensor hook that measures a gradient unit by unit.  Observes, returns None, keeps nothing."""
 
-    __slots__ = ("_axis", "_recording", "_site")
+    __slots__ = ("_axis", "_forward_record", "_site")
     __torch_unserializable__ = True
 
-    def __init__(self, recording: ForwardRecord, site: int, axis: int) -> None:
-        self._recording = recording
+    def __init__(self, forward_record: ForwardRecord, site: int, axis: int) -> None:
+        self._forward_record = forward_record
         self._site = site
         self._axis = axis
 
     def __call__(self, gradient: Tensor | None) -> None:
         """Hand on what arrived."""
         if gradient is not None:
-            self._recording.sink.observe_channels(self._recording, self._site, gradient, self._axis)
+            self._forward_record.sink.observe_channels(self._forward_record, self._site, gradient, self._axis)
 
 
 def _nothing() -> None:
     return None
 
 
-def begin(recorder: ValueRecorder | None, modules: ModuleMap, recording: ForwardRecord | None = None) -> Forward | None:
+def begin(
+    recorder: ValueRecorder | None, modules: ModuleMap, forward_record: ForwardRecord | None = None
+) -> Forward | None:
     """A forward call begins, whose values are measured; None where they are not asked for or have no numbers."""
     if recorder is None:
         return None
     with _unseen():
         if under_a_mode() and type(torch.empty(0)) is not Tensor:  # fake tensors: our memory would be fake as well
             return None
-        return Forward(recorder.begin(), modules, recording)
+        return Forward(recorder.begin(), modules, forward_record)
 
 
 def accumulating(parameters: Sequence[tuple[int, tuple[str, ...], Tensor]]) -> bool:

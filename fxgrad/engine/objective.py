@@ -133,7 +133,7 @@ def margins_met(scalar: Tensor, output: Any) -> bool:
 
 
 @contextmanager
-def naming_the_cut(plan: Callable[[], CallGraph | None]) -> Iterator[None]:
+def naming_the_cut(call_graph: Callable[[], CallGraph | None]) -> Iterator[None]:
     """Where nothing that requires a gradient is left, say which node of the forward cut it off.
 
     Raises:
@@ -143,27 +143,27 @@ def naming_the_cut(plan: Callable[[], CallGraph | None]) -> Iterator[None]:
     try:
         yield
     except NothingToDifferentiateError as error:
-        cut = last_cut(plan())
+        cut = last_cut(call_graph())
         if cut is None:
             raise
         message = f"{error} The last node that cuts the gradient off is {cut}."
         raise NothingToDifferentiateError(message) from error.__cause__
 
 
-def last_cut(plan: CallGraph | None) -> str | None:
+def last_cut(call_graph: CallGraph | None) -> str | None:
     """Key and source line of the last node that took a value requiring a gradient and returned none that does."""
-    if plan is None:
+    if call_graph is None:
         return None
     requires = {
         (number, output.position): output.requires_grad
-        for number, call in enumerate(plan.calls) for output in call.outputs
+        for number, call in enumerate(call_graph.calls) for output in call.outputs
     }  # fmt: skip
-    for number in range(len(plan.calls) - 1, -1, -1):
-        call = plan.calls[number]
+    for number in range(len(call_graph.calls) - 1, -1, -1):
+        call = call_graph.calls[number]
         if call.op == "output" or any(output.requires_grad and call.grad_enabled for output in call.outputs):
             continue
         without = not call.grad_enabled and call.owned and not call.frozen
         if without or any(requires.get((ref.call, ref.position)) for _, ref in call.uses()):
-            node = plan.nodes[number]
+            node = call_graph.nodes[number]
             return f"{node.key} ({node.source})" if node.source else node.key
     return None

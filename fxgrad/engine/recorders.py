@@ -49,23 +49,23 @@ class Recorders:
             self._parameters.use(found, options.level)
             self._modules.use(found)
 
-    def record_for(self, recording: ForwardRecord) -> bool:
+    def record_for(self, forward_record: ForwardRecord) -> bool:
         """Give the probes of a graph C++ hooks where these can be had; whether they can."""
         native = self._native
-        if native is None or recording.rewriting is not None or compiled_autograd_on():
+        if native is None or forward_record.rewriting is not None or compiled_autograd_on():
             return False
-        recording.record = native.record_of(recording)
-        recording.sizes = recording.record.shapes
+        forward_record.record = native.record_of(forward_record)
+        forward_record.sizes = forward_record.record.shapes
         return True
 
-    def choose(self, recording: ForwardRecord) -> tuple[Observer | None, str]:
+    def choose(self, forward_record: ForwardRecord) -> tuple[Observer | None, str]:
         """The native observer for this call, or why the Python recorder does it."""
         if self._native is not None:
             self._native.trained = self._parameters.trained
-        why = self._unwanted() or self._unfit(recording)
+        why = self._unwanted() or self._unfit(forward_record)
         return (self._native, "every operator was that of a known course") if why is None else (None, why)
 
-    def ways(self, recording: ForwardRecord, *, observe: bool) -> tuple[Ways | None, str]:
+    def ways(self, forward_record: ForwardRecord, *, observe: bool) -> tuple[Ways | None, str]:
         """The known ways for a call under rewrite rules, or why the Python recorder does it."""
         why = self._unwanted()
         if why is None and self._ways is None:
@@ -73,18 +73,18 @@ class Recorders:
         if why is None and compiled_autograd_on():
             why = "compiled autograd knows Python hooks only"
         if why is None and self._ways is not None:
-            why = self._ways.refuses(recording.rewriting.rules)
-            why = why or (self._ways.refuses_to_observe(recording) if observe else None)
+            why = self._ways.refuses(forward_record.rewriting.rules)
+            why = why or (self._ways.refuses_to_observe(forward_record) if observe else None)
         return (self._ways, FOLLOWED) if why is None else (None, why)
 
-    def rename(self, recording: ForwardRecord) -> None:
+    def rename(self, forward_record: ForwardRecord) -> None:
         """Before a flow is read: name a call that left the known courses as well as can be by now."""
-        left = recording.deviation
+        left = forward_record.deviation
         if self._native is not None:
-            self._native.rename(recording)
-        if left is not None and recording.deviation is None:
-            recording.report = dataclasses.replace(
-                recording.report, reason="it took a course that was learnt by a later call"
+            self._native.rename(forward_record)
+        if left is not None and forward_record.deviation is None:
+            forward_record.report = dataclasses.replace(
+                forward_record.report, reason="it took a course that was learnt by a later call"
             )
 
     def _unwanted(self) -> str | None:
@@ -95,12 +95,12 @@ class Recorders:
             return "one-shot: the native recorder pays from the second call on"
         return None if options.native else "native=False"
 
-    def _unfit(self, recording: ForwardRecord) -> str | None:
+    def _unfit(self, forward_record: ForwardRecord) -> str | None:
         if self._native is None:
             return self._why()
-        if recording.reduced:
+        if forward_record.reduced:
             return "fully_shard gathers parameters inside of the forward"
-        if recording.values is not None and self._options.channels:
+        if forward_record.values is not None and self._options.channels:
             return "channels are measured where Python hooks are"
         if compiled_autograd_on():
             return "compiled autograd knows Python hooks only"

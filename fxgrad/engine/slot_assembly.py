@@ -11,7 +11,7 @@ from torch import Tensor
 from fxgrad.capture.captured import CallGraph
 from fxgrad.engine.assembly import assemble
 from fxgrad.probes.forward_record import ForwardRecord
-from fxgrad.record.slot_recorder import KeptRuns, SlotFacts, kept_of
+from fxgrad.record.slot_recorder import EventRuns, SlotFacts, event_record_of
 from fxgrad.schema import CaptureReport, GradientFlow
 
 
@@ -21,7 +21,7 @@ class SlotRun:
 
     Attributes:
         number: of the call.
-        plan, report: its graph of calls, and how that was obtained.
+        call_graph, report: its graph of calls, and how that was obtained.
         parameters: of the model, as (number, names, tensor).
         shapes: of the value at each site.
         not_required: sites whose value required no gradient.
@@ -30,7 +30,7 @@ class SlotRun:
     """
 
     number: int
-    plan: CallGraph
+    call_graph: CallGraph
     report: CaptureReport
     parameters: list[tuple[int, tuple[str, ...], Tensor]]
     shapes: list[tuple[int, ...]]
@@ -40,16 +40,26 @@ class SlotRun:
     unprobed: Mapping[int, str]
 
 
-def assemble_slots(event: KeptRuns, run: SlotRun) -> GradientFlow:
+def assemble_slots(event: EventRuns, run: SlotRun) -> GradientFlow:
     """The flow of one forward call in a backward event."""
-    recording: Any = ForwardRecord(None, run.number, 0)
-    recording.plan, recording.report, recording.parameters = run.plan, run.report, run.parameters
-    recording.shapes, recording.not_required, recording.unprobed = run.shapes, run.not_required, run.unprobed
-    kept = kept_of(recording, run.slots, SlotFacts(len(run.plan.sites), run.slot_of, run.shapes))
-    kept.event, kept.parameters, kept.raised = event.number, event.parameters, event.raised
-    if kept.raised is not None:
-        kept.raised.parts.append(kept)
-    return assemble(kept, "the caller's own backward pass", "norm")
+    forward_record: Any = ForwardRecord(None, run.number, 0)
+    forward_record.call_graph, forward_record.report, forward_record.parameters = (
+        run.call_graph,
+        run.report,
+        run.parameters,
+    )
+    forward_record.shapes, forward_record.not_required, forward_record.unprobed = (
+        run.shapes,
+        run.not_required,
+        run.unprobed,
+    )
+    event_record = event_record_of(
+        forward_record, run.slots, SlotFacts(len(run.call_graph.sites), run.slot_of, run.shapes)
+    )
+    event_record.event, event_record.parameters, event_record.raised = event.number, event.parameters, event.raised
+    if event_record.raised is not None:
+        event_record.raised.parts.append(event_record)
+    return assemble(event_record, "the caller's own backward pass", "norm")
 
 
 __all__ = ["SlotRun", "assemble_slots"]

@@ -38,7 +38,8 @@ from fxgrad.torch_support.leaf_hooks import LeafHooks, hook_in_front
 from fxgrad.torch_support.private import functorch_active, sequence_number, without_torch_function
 
 # Norms that a float32 sum of squares holds with room to spare (1e-23 ** 2 is 0, 1.9e19 ** 2 is Inf).
-_TELLABLE = (1e-15, 1e15)
+_MEASURABLE = (1e-15, 1e15)
+_FEW = 256  # forward records that are remembered before those that are gone are forgotten
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +85,11 @@ class Engine:
         self._numbers = itertools.count()
         self._names = positional_names(forward)
         self._previous: CallGraph | None = None
-        self._structure = self.modules.structure  # of which the previous plan is
+        self._structure = self.modules.structure  # of which the previous call graph is
         self._values = ValueRecorder(options.level, native=options.native) if options.forward else None
-        self._live: weakref.WeakSet[ForwardRecord] = (
-            weakref.WeakSet()
-        )  # a freed autograd graph takes its recording along
+        # A freed autograd graph takes its forward record along.  No WeakSet, which takes some microseconds a step.
+        self._live: list[weakref.ref[ForwardRecord]] = []
+        self._many = _FEW
         self.leaves = LeafHooks(LeafHook, hook_in_front, self.parameters.mend)
         self.training: Training | None = None
         self._windows = Windows()
@@ -96,7 +97,7 @@ class Engine:
         self._recorders = Recorders(self.recorder, self.modules, self.parameters, options)
 
     @property
-    def plan(self) -> CallGraph | None:
+    def call_graph(self) -> CallGraph | None:
         """The graph of the latest observed call; None before the first."""
         return self._previous
 
@@ -115,44 +116,49 @@ class Engine:
         if not (observe or rules) or not torch.is_grad_enabled() or functorch_active():
             return self._plain(args, kwargs)
         with without_torch_function():
-            recording = self._begin(rules, observe=observe)
+            forward_record = self._begin(rules, observe=observe)
         try:
-            result = self._record(recording, args, kwargs)
+            result = self._record(forward_record, args, kwargs)
         except BaseException:
-            recording.abandoned()
+            forward_record.abandoned()
             raise
-        recording.end = sequence_number()
+        forward_record.end = sequence_number()
         with without_torch_function():
-            recording.returned()
-            self._finish(recording)
+            forward_record.returned()
+            self._finish(forward_record)
             if observe and self.parameters.lazy:  # made in the forward, by now
                 self.parameters.refresh(self.modules.parameters)
         if observe:
-            self._live.add(recording)
+            self._live.append(weakref.ref(forward_record))
+            if len(self._live) > self._many:
+                self._release_finished()
+                self._many = 2 * len(self._live) + _FEW
         return result
 
     def _plain(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the forward as it is."""
         return self.forward(*args, **kwargs)
 
-    def _record(self, recording: ForwardRecord, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run the forward under the recorder for this call, which sets ``recording.plan`` and ``recording.report``."""
-        if recording.rewriting is not None:
-            return self._rewritten(recording, args, kwargs)
-        observer, reason = self._recorders.choose(recording)
+    def _record(self, forward_record: ForwardRecord, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the forward under the recorder for this call, which sets the record's ``call_graph`` and ``report``."""
+        if forward_record.rewriting is not None:
+            return self._rewritten(forward_record, args, kwargs)
+        observer, reason = self._recorders.choose(forward_record)
         if observer is None:
-            return self._run_python(recording, args, kwargs, reason)
+            return self._run_python(forward_record, args, kwargs, reason)
         with without_torch_function():
             prepared = observer.prepare(args, kwargs, self._names)
         if prepared is None:
-            return self._run_python(recording, args, kwargs, observer.refused or "")
+            return self._run_python(forward_record, args, kwargs, observer.refused or "")
         learning = prepared.learning
         if learning is not None:
             return observer.learn(
-                recording, lambda session: self._run_python(recording, args, kwargs, learning, session), prepared
+                forward_record,
+                lambda session: self._run_python(forward_record, args, kwargs, learning, session),
+                prepared,
             )
         with without_torch_function():
-            run = observer.follow(recording, prepared)
+            run = observer.follow(forward_record, prepared)
         try:
             result = self.forward(*args, **kwargs)
         except BaseException:
@@ -160,37 +166,37 @@ class Engine:
             raise
         with without_torch_function():
             observer.arrived(run, result)
-        if recording.deviation is None:
-            self._previous = recording.plan
+        if forward_record.deviation is None:
+            self._previous = forward_record.call_graph
         else:
-            reason = recording.deviation.words
-        recording.report = self._report("eager", "native", reason)
+            reason = forward_record.deviation.words
+        forward_record.report = self._report("eager", "native", reason)
         return result
 
-    def _rewritten(self, recording: ForwardRecord, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _rewritten(self, forward_record: ForwardRecord, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a call under rewrite rules."""
-        ways, reason = self._recorders.ways(recording, observe=recording.number >= 0)
+        ways, reason = self._recorders.ways(forward_record, observe=forward_record.number >= 0)
         if ways is None:
-            result = self._run_python(recording, args, kwargs, reason)
+            result = self._run_python(forward_record, args, kwargs, reason)
         else:
             given = Given(self.forward, args, kwargs, self._names)
-            result, left = ways.run(recording, given, self._previous)
-            self._previous = recording.plan
-            recording.report = self._report("eager", "python" if left else "native", left or reason)
-        recording.rewriting.rules.capture = recording.report
+            result, left = ways.run(forward_record, given, self._previous)
+            self._previous = forward_record.call_graph
+            forward_record.report = self._report("eager", "python" if left else "native", left or reason)
+        forward_record.rewriting.rules.capture = forward_record.report
         return result
 
     def _run_python(
-        self, recording: ForwardRecord, args: tuple[Any, ...], kwargs: dict[str, Any], reason: str,
+        self, forward_record: ForwardRecord, args: tuple[Any, ...], kwargs: dict[str, Any], reason: str,
         session: Callable[..., Session] = Session,
     ) -> Any:  # fmt: skip
         """The Python recorder: the model's own Python under a ``TorchFunctionMode``, once."""
         previous = self._previous
         if previous is not None:
-            recording.escalated = frozenset(previous.escalated)
-        result = session(self.modules, recording, put, previous).run(self.forward, args, kwargs, self._names)
-        self._previous = recording.plan
-        recording.report = self._report("eager", "python", reason)
+            forward_record.escalated = frozenset(previous.escalated)
+        result = session(self.modules, forward_record, put, previous).run(self.forward, args, kwargs, self._names)
+        self._previous = forward_record.call_graph
+        forward_record.report = self._report("eager", "python", reason)
         return result
 
     def _report(self, front_end: FrontEnd, recorder: str, reason: str) -> CaptureReport:
@@ -201,62 +207,66 @@ class Engine:
             self._latest_report = (*facts, recorder), report
         return report
 
-    def _finish(self, recording: ForwardRecord) -> None:
+    def _finish(self, forward_record: ForwardRecord) -> None:
         """The forward has returned."""
-        if recording.rewriting is not None:
-            recording.rewriting.settle()
-            if recording.slots is not None and recording.sizes is None:  # C++ could not look on
-                recording.plan = None
-        if recording.edges is not None and recording.slots is None:
-            hook_edges(recording)
-        if recording.values is not None:
-            recording.values.finish()
-            if recording.written is not None:
-                finished(recording.values.taken, recording, recording.written, recording.units)
+        if forward_record.rewriting is not None:
+            forward_record.rewriting.close()
+            if forward_record.slots is not None and forward_record.sizes is None:  # C++ could not look on
+                forward_record.call_graph = None
+        if forward_record.edges is not None and forward_record.slots is None:
+            hook_edges(forward_record)
+        if forward_record.values is not None:
+            forward_record.values.finish()
+            if forward_record.written is not None:
+                finished(forward_record.values.taken, forward_record, forward_record.written, forward_record.units)
 
     def _begin(self, rules: NodeRules | None, *, observe: bool) -> ForwardRecord:
-        self.recorder.settle()
+        self.recorder.close_events()
         self.modules.refresh()
         if self.modules.structure is not self._structure:
             self._structure, self._previous = self.modules.structure, None
         self._recorders.prepare()
         expected = len(self._previous.sites) + len(self._previous.fan_out) if self._previous is not None else 0
-        recording = ForwardRecord(self.recorder, next(self._numbers) if observe else -1, expected)
-        recording.leaves = self.leaves
+        forward_record = ForwardRecord(self.recorder, next(self._numbers) if observe else -1, expected)
+        forward_record.leaves = self.leaves
         if observe:
-            recording.parameters = self.parameters.refresh(self.modules.parameters)
-            recording.outside, recording.reduced = self.modules.outside, self.modules.reduced
-            recording.edges = EdgeNotes(None) if self.options.sites == "edge" else None
+            forward_record.parameters = self.parameters.refresh(self.modules.parameters)
+            forward_record.outside, forward_record.reduced = self.modules.outside, self.modules.reduced
+            forward_record.edges = EdgeNotes(None) if self.options.sites == "edge" else None
             known = self.parameters.accumulating
-            recording.accumulating = accumulating(recording.parameters) if known is None else known
-            recording.values = begin(self._values, self.modules, recording if self.options.channels else None)
-            recording.window = self._windows.open(
+            forward_record.accumulating = accumulating(forward_record.parameters) if known is None else known
+            forward_record.values = begin(self._values, self.modules, forward_record if self.options.channels else None)
+            forward_record.window = self._windows.open(
                 self.model, MARK, functools.partial(GradientStatistics, self.options.level)
             )
             if self.training is not None:
-                self.training.forward(recording)
+                self.training.forward(forward_record)
         if rules is not None:
-            recording.rewriting = rules.begin(recording, observing=observe)
-        return recording
+            forward_record.rewriting = rules.begin(forward_record, observing=observe)
+        return forward_record
 
     def _release_finished(self) -> None:
         """Forget the forward calls whose backward has run."""
-        finished = {id(kept.recording) for kept in tuple(self.recorder.history)}  # at once: other threads append
-        for recording in [r for r in self._live if id(r) in finished]:
-            self._live.discard(recording)
+        finished = {
+            id(event_record.forward_record) for event_record in tuple(self.recorder.history)
+        }  # at once: other threads append
+        for one in tuple(self._live):  # one by one: other threads append
+            there = one()
+            if there is None or id(there) in finished:
+                self._live.remove(one)
 
     def rest(self) -> None:
         """Before a forward call that is not observed: parameters carry no hooks, unless a backward is still to come."""
         if not self.parameters.on:
             return
-        self.recorder.settle()
+        self.recorder.close_events()
         self._release_finished()
         if not self._live:
             self.parameters.remove()
 
     def close(self) -> None:
         """Take every hook off."""
-        self.recorder.settle()
+        self.recorder.close_events()
         self.recorder.on = False
         self._live.clear()
         self.leaves.remove()
@@ -266,17 +276,21 @@ class Engine:
 
     def history(self) -> list[GradientFlow]:
         """The flows of all kept events, oldest first."""
-        self.recorder.settle()
+        self.recorder.close_events()
         return self._completed(self._finished())
 
     def latest(self, count: int) -> list[GradientFlow]:
         """The flows of the latest kept events, at most ``count``, oldest first."""
-        self.recorder.settle()
+        self.recorder.close_events()
         return self._completed(self._finished()[-count:])
 
     def _finished(self) -> list[EventRecord]:
         """The kept events of forward calls that returned; one that raised has no graph."""
-        return [kept for kept in tuple(self.recorder.history) if kept.recording.plan is not None]
+        return [
+            event_record
+            for event_record in tuple(self.recorder.history)
+            if event_record.forward_record.call_graph is not None
+        ]
 
     def flow(self) -> GradientFlow:
         """The flow of the latest event.
@@ -284,7 +298,7 @@ class Engine:
         Raises:
             NoFlowError: no backward pass has run through a recorded forward call yet.
         """
-        self.recorder.settle()
+        self.recorder.close_events()
         finished = self._finished()
         if not finished:
             raise NoFlowError(self._why_no_flow())
@@ -301,23 +315,23 @@ class Engine:
         )
 
     def _completed(self, events: list[EventRecord]) -> list[GradientFlow]:
-        flows = [self.flow_of(kept) for kept in events]
+        flows = [self.flow_of(event_record) for event_record in events]
         return flows if self.training is None else self.training.complete(events, flows)
 
-    def flow_of(self, kept: EventRecord) -> GradientFlow:
+    def flow_of(self, event_record: EventRecord) -> GradientFlow:
         """The flow of an event, without what lies around the backward pass; made once."""
-        if kept.flow is None:
-            self._recorders.rename(kept.recording)
-            kept.flow = flow = assemble(kept, self.loss_words, self.options.level)
+        if event_record.flow is None:
+            self._recorders.rename(event_record.forward_record)
+            event_record.flow = flow = assemble(event_record, self.loss_words, self.options.level)
             own = [site.statistics for site in flow.sites]
-            if kept.recording.edges is not None:
-                edges = dict(zip(kept.recording.plan.uses, flow.edges, strict=True))
-                own += [edges[use].statistics for use in kept.recording.plan.fan_out]
-            _escalate(kept.recording.plan.escalated, dict(enumerate(own)))
-            numbers = [number for number, _, _ in kept.recording.parameters]
+            if event_record.forward_record.edges is not None:
+                edges = dict(zip(event_record.forward_record.call_graph.uses, flow.edges, strict=True))
+                own += [edges[use].statistics for use in event_record.forward_record.call_graph.fan_out]
+            _escalate(event_record.forward_record.call_graph.escalated, dict(enumerate(own)))
+            numbers = [number for number, _, _ in event_record.forward_record.parameters]
             found = dict(zip(numbers, (record.statistics for record in flow.parameters), strict=True))
             _escalate(self.recorder.escalated, found)
-        return kept.flow
+        return event_record.flow
 
 
 def _escalate(marked: set[int], found: Mapping[int, Statistics | None]) -> None:
@@ -328,5 +342,5 @@ def _escalate(marked: set[int], found: Mapping[int, Statistics | None]) -> None:
         if statistics.level == "norm":
             if statistics.outside_range:
                 marked.add(number)
-        elif number in marked and _TELLABLE[0] < statistics.l2_norm < _TELLABLE[1]:
+        elif number in marked and _MEASURABLE[0] < statistics.l2_norm < _MEASURABLE[1]:
             marked.discard(number)

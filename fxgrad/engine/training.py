@@ -90,12 +90,12 @@ class Training:
 
     # ---- while the model trains --------------------------------------------------------------------------------
 
-    def forward(self, recording: ForwardRecord) -> None:
+    def forward(self, forward_record: ForwardRecord) -> None:
         """A forward call is about to be observed."""
-        parameters: Sequence[tuple[int, tuple[str, ...], Tensor]] = recording.parameters
-        if recording.accumulating is None:
-            recording.accumulating = any(parameter.grad is not None for _, _, parameter in parameters)
-        if not recording.accumulating:
+        parameters: Sequence[tuple[int, tuple[str, ...], Tensor]] = forward_record.parameters
+        if forward_record.accumulating is None:
+            forward_record.accumulating = any(parameter.grad is not None for _, _, parameter in parameters)
+        if not forward_record.accumulating:
             for one in self._optimizers:
                 one.discard()
         if self._optimizers:
@@ -127,34 +127,36 @@ class Training:
         The same objects as before while nothing more is known.
         """
         readings = self._readings()
-        return [self._complete(kept, flow, readings) for kept, flow in zip(events, flows, strict=True)]
+        return [self._complete(event_record, flow, readings) for event_record, flow in zip(events, flows, strict=True)]
 
-    def _complete(self, kept: EventRecord, flow: GradientFlow, readings: tuple[Reading, ...]) -> GradientFlow:
-        position = next((n for n, reading in enumerate(readings) if reading.event == kept.event), None)
-        steps = [step for one in self._optimizers if (step := one.of(kept.event)) is not None]
+    def _complete(self, event_record: EventRecord, flow: GradientFlow, readings: tuple[Reading, ...]) -> GradientFlow:
+        position = next((n for n, reading in enumerate(readings) if reading.event == event_record.event), None)
+        steps = [step for one in self._optimizers if (step := one.of(event_record.event)) is not None]
         if position is not None and _thrown_away(readings[position:], steps):
             steps = []
         skipped, asked = self._skipped(readings, position)
-        missing = self._others.among(_registered(kept), self._grouped()) if self._optimizers else ((), ())
+        missing = self._others.among(_registered(event_record), self._grouped()) if self._optimizers else ((), ())
         token = (*steps, skipped, asked, missing)
-        if kept.completed is not None and kept.completed[0] == token:
-            return kept.completed[1]
+        if event_record.completed is not None and event_record.completed[0] == token:
+            return event_record.completed[1]
         scale = None if position is None else readings[position].scale
-        made = _completed(flow, kept, scale, steps)
+        made = _completed(flow, event_record, scale, steps)
         if self._optimizers:
             facts = tuple(step.read()[0] for step in steps)
             number = next((one.number for one in facts if one.number is not None), None)
             word = " + ".join(dict.fromkeys(one.type for one in self._optimizers))
             made = dataclasses.replace(made, optimizer=OptimizerFacts(
-                word, number, skipped, asked, *missing, facts, others=self._elsewhere(kept),
+                word, number, skipped, asked, *missing, facts, others=self._elsewhere(event_record),
             ))  # fmt: skip
-        kept.completed = (token, made)
+        event_record.completed = (token, made)
         return made
 
-    def _elsewhere(self, kept: EventRecord) -> int:
+    def _elsewhere(self, event_record: EventRecord) -> int:
         """How many parameters of the optimizers are none of the model's."""
-        outside = kept.recording.outside
-        own = {id(parameter) for _, names, parameter in kept.recording.parameters if names[0] not in outside}
+        outside = event_record.forward_record.outside
+        own = {
+            id(parameter) for _, names, parameter in event_record.forward_record.parameters if names[0] not in outside
+        }
         return len({id(one) for updates in self._optimizers for one in updates.parameters} - own)
 
     def scale_of(self, event: int) -> float | None:
@@ -210,19 +212,21 @@ def _thrown_away(readings: Sequence[Reading], steps: Sequence[Step]) -> bool:
     return scale is not None and any(other is not None and other < scale for other in later)
 
 
-def _completed(flow: GradientFlow, kept: EventRecord, scale: float | None, steps: Sequence[Step]) -> GradientFlow:
-    event = dataclasses.replace(flow.event, loss_scale=scale, accumulating=kept.recording.accumulating)
+def _completed(
+    flow: GradientFlow, event_record: EventRecord, scale: float | None, steps: Sequence[Step]
+) -> GradientFlow:
+    event = dataclasses.replace(flow.event, loss_scale=scale, accumulating=event_record.forward_record.accumulating)
     updates = {key: update for step in steps for key, update in step.read()[1].items()}
     if not updates:
         return dataclasses.replace(flow, event=event)
     parameters = tuple(
         dataclasses.replace(record, update=updates.get(id(parameter)))
-        for record, (_, _, parameter) in zip(flow.parameters, kept.recording.parameters, strict=True)
+        for record, (_, _, parameter) in zip(flow.parameters, event_record.forward_record.parameters, strict=True)
     )
     return dataclasses.replace(flow, event=event, parameters=parameters)
 
 
-def _registered(kept: EventRecord) -> list[tuple[int, tuple[str, ...], Tensor]]:
+def _registered(event_record: EventRecord) -> list[tuple[int, tuple[str, ...], Tensor]]:
     """The parameters of an event that a registered module has; ``unregistered`` tells of the others."""
-    recording = kept.recording
-    return [one for one in recording.parameters if one[1][0] not in recording.outside]
+    forward_record = event_record.forward_record
+    return [one for one in forward_record.parameters if one[1][0] not in forward_record.outside]

@@ -27,7 +27,7 @@ from fxgrad.probes.functionalise import decide, watch_run
 from fxgrad.probes.insert import compiled
 from fxgrad.probes.insert_function import Inserted, insert_function_probes
 from fxgrad.record.parameters import ParameterHooks
-from fxgrad.record.slot_recorder import KeptRuns, SlotRecorder
+from fxgrad.record.slot_recorder import EventRuns, SlotRecorder
 from fxgrad.schema import CaptureReport, GradientFlow, History
 from fxgrad.torch_support.fake import FakeModel, fake_like, like
 from fxgrad.torch_support.private import functorch_active, has_hooks
@@ -45,7 +45,7 @@ class Ready:
 
     key: Any
     trace: Trace
-    plan: CallGraph
+    call_graph: CallGraph
     inserted: Inserted
     function: Callable[..., Any]
 
@@ -105,31 +105,31 @@ class Capturer:
         with random_streams(fake=True):
             fake = FakeModel(self.model)
             if self.checks:
-                plan = self._eager(fake, args, kwargs)
+                call_graph = self._eager(fake, args, kwargs)
                 try:
-                    numbers = agree(made.graph, plan)
+                    numbers = agree(made.graph, call_graph)
                 except DisagreementError as error:
                     raise refusal(self.model, [str(error)]) from error
             else:
-                plan, numbers = self._traced(FakeModel(self.model), made, args, kwargs)
-            inserted = self._insert(fake, made, plan, numbers, (args, kwargs))
-        return Ready(key, made, plan, inserted, compiled(inserted.graph))
+                call_graph, numbers = self._traced(FakeModel(self.model), made, args, kwargs)
+            inserted = self._insert(fake, made, call_graph, numbers, (args, kwargs))
+        return Ready(key, made, call_graph, inserted, compiled(inserted.graph))
 
     def _eager(self, fake: FakeModel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallGraph:
-        recording = ForwardRecord(None, 0, 0)
-        session = Session(ModuleMap(fake.model), recording, _no_hook, None)
+        forward_record = ForwardRecord(None, 0, 0)
+        session = Session(ModuleMap(fake.model), forward_record, _no_hook, None)
         given, named = fake.arguments((args, kwargs))
         self._without_data(fake, lambda: session.run(fake.model.forward, given, named, self.names))
-        return recording.graph
+        return forward_record.graph
 
     def _traced(
         self, fake: FakeModel, made: Trace, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[CallGraph, dict[fx.Node, int]]:
-        recording = ForwardRecord(None, 0, 0)
-        run = LearningRun(ModuleMap(fake.model), recording, _no_hook, None)
+        forward_record = ForwardRecord(None, 0, 0)
+        run = LearningRun(ModuleMap(fake.model), forward_record, _no_hook, None)
         given, named = fake.arguments((args, kwargs))
         _, numbers = self._without_data(fake, lambda: run.run_graph(made, given, named, self.names))
-        return recording.graph, numbers
+        return forward_record.graph, numbers
 
     def _without_data(self, fake: FakeModel, call: Callable[[], Any]) -> Any:
         try:
@@ -143,14 +143,14 @@ class Capturer:
             raise CaptureError(message) from error
 
     def _insert(
-        self, fake: FakeModel, made: Trace, plan: CallGraph, numbers: dict[fx.Node, int], given: Any
+        self, fake: FakeModel, made: Trace, call_graph: CallGraph, numbers: dict[fx.Node, int], given: Any
     ) -> Inserted:
         graph = made.graph
         values = [tensor for _, tensor in tensors_in(fake.arguments(given))]
         facts = self._without_data(fake, lambda: watch_run(graph, fake.model, values))
         types = {place.path: place.type for place in self.modules.places.values()}
         decisions = decide(graph, facts, lambda node: _word(node, types))
-        table = plan.probe_table
+        table = call_graph.probe_table
         return insert_function_probes(graph, facts, decisions, {n: table[c] for n, c in numbers.items()})
 
     def sites(self, run: Run) -> tuple[list[tuple[int, ...]], set[int]]:
@@ -163,23 +163,23 @@ class Capturer:
         return self._sites[kind]
 
     def _learn_sites(self, run: Run) -> tuple[list[tuple[int, ...]], set[int]]:
-        plan = run.ready.plan
+        call_graph = run.ready.call_graph
         fake = FakeModel(self.model)
         for parameter, flag in zip(fake.model.parameters(), run.flags, strict=True):
             parameter.requires_grad_(flag)
-        recording = ForwardRecord(None, 0, 0)
-        learning = LearningRun(ModuleMap(fake.model), recording, _no_hook, None)
+        forward_record = ForwardRecord(None, 0, 0)
+        learning = LearningRun(ModuleMap(fake.model), forward_record, _no_hook, None)
         _, values = fake_like(run.args, fake.mode)
         with random_streams(fake=True), fake.running():
             learning.run_graph(run.ready.trace, tuple(values), {}, self.names)
-        made = recording.graph
-        shapes = [tuple(shape) for shape in recording.shapes]
-        if len(made.sites) != len(plan.sites):
-            return [spec.output.shape for spec in plan.sites], set()
-        return shapes, recording.not_required
+        made = forward_record.graph
+        shapes = [tuple(shape) for shape in forward_record.shapes]
+        if len(made.sites) != len(call_graph.sites):
+            return [spec.output.shape for spec in call_graph.sites], set()
+        return shapes, forward_record.not_required
 
 
-def _no_hook(recording: Any, value: Any, site: int) -> None:
+def _no_hook(forward_record: Any, value: Any, site: int) -> None:
     """No backward pass follows a run without data."""
 
 
@@ -294,7 +294,7 @@ class _Observer:
     def prepare(self, owner: Compilable, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Prepared | None:
         if not self.recorder.on or not torch.is_grad_enabled() or functorch_active():
             return None
-        self.recorder.settle()
+        self.recorder.close_events()
         ready = self.capturer.ready(args, kwargs)
         if ready.inserted.graph is not owner.graph:
             owner.graph = ready.inserted.graph
@@ -317,26 +317,26 @@ class _Observer:
         return prepared.run.ready.trace.rebuild(returned)
 
     def close(self) -> None:
-        self.recorder.settle()
+        self.recorder.close_events()
         self.recorder.on = False
         self.parameters.remove()
 
     def flows(self, *, latest: bool = False) -> list[GradientFlow]:
-        self.recorder.settle()
+        self.recorder.close_events()
         events = list(self.recorder.history)[-1:] if latest else list(self.recorder.history)
         for event in events:
             if event.flows is None:
                 event.flows = self._assembled(event)
         return [flow for event in events for flow in event.flows or ()]
 
-    def _assembled(self, event: KeptRuns) -> list[GradientFlow]:
+    def _assembled(self, event: EventRuns) -> list[GradientFlow]:
         return [self._flow(event, run, slots) for run, slots in sorted(event.runs, key=lambda entry: entry[0].number)]
 
-    def _flow(self, event: KeptRuns, run: Run, slots: Tensor) -> GradientFlow:
+    def _flow(self, event: EventRuns, run: Run, slots: Tensor) -> GradientFlow:
         shapes, not_required = self.capturer.sites(run)
         inserted = run.ready.inserted
         return assemble_slots(event, SlotRun(
-            run.number, run.ready.plan, run.report, run.parameters, shapes, not_required, slots, inserted.slot_of,
+            run.number, run.ready.call_graph, run.report, run.parameters, shapes, not_required, slots, inserted.slot_of,
             inserted.unprobed,
         ))  # fmt: skip
 

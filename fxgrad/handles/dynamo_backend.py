@@ -38,7 +38,7 @@ from fxgrad.probes.function import copied, fresh
 from fxgrad.probes.functionalise import decide
 from fxgrad.probes.insert_function import insert_function_probes
 from fxgrad.record.recorder import HISTORY
-from fxgrad.record.slot_recorder import KeptRuns, SlotRecorder
+from fxgrad.record.slot_recorder import EventRuns, SlotRecorder
 from fxgrad.schema import CaptureReport, GradientFlow
 from fxgrad.torch_support.fake import fake_like, like
 from fxgrad.torch_support.private import compiled_original, inner_compiler
@@ -51,7 +51,7 @@ _REENTRANT = "it has a reentrant checkpoint, whose gradients dynamo does not com
 class _SlotRecorder(SlotRecorder):
     """Keeps each event with the graphs and parameters that it went through, so that no model pushes another's out."""
 
-    def keep(self, event: KeptRuns) -> None:
+    def keep(self, event: EventRuns) -> None:
         """An event has ended."""
         for binding in {run.binding for run, _ in event.runs}:
             binding.events.append(event)
@@ -145,7 +145,7 @@ class Observer:
         return torch.compiler.disable(run)  # type: ignore[no-any-return, no-untyped-call]
 
     def _begin(self, graph: Graph, args: Sequence[Any]) -> GraphRun:
-        self.recorder.settle()
+        self.recorder.close_events()
         with self._lock:
             links: dict[int, tuple[GraphRun, int]] = {}
             for number, arg in enumerate(args):
@@ -176,7 +176,7 @@ class Observer:
 
     def flows(self, model: nn.Module, *, latest: bool = False) -> list[GradientFlow]:
         """The flows of the kept events that ran through ``model``, oldest first."""
-        self.recorder.settle()
+        self.recorder.close_events()
         modules = ModuleMap(model)
         own = {id(parameter) for parameter in model.parameters()}
         made: list[GradientFlow] = []
@@ -186,13 +186,13 @@ class Observer:
                 break
         return made
 
-    def _events_of(self, own: set[int]) -> list[KeptRuns]:
+    def _events_of(self, own: set[int]) -> list[EventRuns]:
         """The latest events that went through graphs with these parameters, oldest first; all where there are none."""
         bindings = [b for b in self._bindings if not own or own & set(map(id, b.present().values()))]
         found = dict.fromkeys(event for binding in bindings for event in tuple(binding.events))
         return sorted(found, key=lambda event: event.number)[-HISTORY:]
 
-    def _flows(self, event: KeptRuns, modules: ModuleMap, own: set[int]) -> list[GradientFlow]:
+    def _flows(self, event: EventRuns, modules: ModuleMap, own: set[int]) -> list[GradientFlow]:
         arrived = {id(run): slots for run, slots in event.runs}
         chosen = of_model([run for run, _ in event.runs], own)
         forwards: dict[int, list[GraphRun]] = {}
@@ -201,16 +201,16 @@ class Observer:
         return [self._flow(event, runs, arrived, modules) for runs in forwards.values()]
 
     def _flow(
-        self, event: KeptRuns, runs: list[GraphRun], arrived: Mapping[int, Tensor], modules: ModuleMap
+        self, event: EventRuns, runs: list[GraphRun], arrived: Mapping[int, Tensor], modules: ModuleMap
     ) -> GradientFlow:
         place = {id(run): index for index, run in enumerate(runs)}
         links = [{n: (place[id(o)], p) for n, (o, p) in run.links.items() if id(o) in place} for run in runs]
         parts = [(r.graph.fragment, of, r.binding.present()) for r, of in zip(runs, links, strict=True)]
         joined = join(parts, modules, positional_names(modules.root.forward))
-        sites = joined.plan.sites
+        sites = joined.call_graph.sites
         slots, slot_of, unprobed = together(runs, arrived, joined.numbers)
         return assemble_slots(event, SlotRun(
-            runs[0].forward, joined.plan, self._report(modules, len(runs)), self._listed(modules),
+            runs[0].forward, joined.call_graph, self._report(modules, len(runs)), self._listed(modules),
             joined_shapes(runs, joined.numbers), {n for n, s in enumerate(sites) if not s.output.requires_grad},
             slots, slot_of, unprobed,
         ))  # fmt: skip

@@ -15,7 +15,7 @@ from fxgrad.capture.dynamo import Fragment
 from fxgrad.probes.functionalise import Facts, watch_run
 from fxgrad.probes.insert_function import Inserted
 from fxgrad.record.recorder import HISTORY
-from fxgrad.record.slot_recorder import KeptRuns
+from fxgrad.record.slot_recorder import EventRuns
 from fxgrad.torch_support.fake import fake_like
 
 
@@ -29,7 +29,7 @@ class Binding:
     """
 
     tensors: dict[int, weakref.ref[Tensor]]
-    events: deque[KeptRuns] = field(default_factory=lambda: deque(maxlen=HISTORY))
+    events: deque[EventRuns] = field(default_factory=lambda: deque(maxlen=HISTORY))
 
     @property
     def alive(self) -> bool:
@@ -128,7 +128,7 @@ class GraphRun:
 
 
 def joined_shapes(runs: Sequence[GraphRun], numbers: Sequence[Mapping[int, int]]) -> list[tuple[int, ...]]:
-    """The shape at each site of the joined plan."""
+    """The shape at each site of the joined call graph."""
     found: dict[int, tuple[int, ...]] = {}
     for run, of in zip(runs, numbers, strict=True):
         shapes = run.graph.shapes_of(run.inputs)
@@ -139,7 +139,7 @@ def joined_shapes(runs: Sequence[GraphRun], numbers: Sequence[Mapping[int, int]]
 def together(
     runs: Sequence[GraphRun], arrived: Mapping[int, Tensor], numbers: Sequence[Mapping[int, int]]
 ) -> tuple[Tensor, dict[int, int], dict[int, str]]:
-    """The slots of all runs in a row, the slot of each site of the joined plan, and the sites without a probe."""
+    """The slots of all runs in a row, the slot of each site of the joined call graph, and the sites without a probe."""
     parts: list[Tensor] = []
     slot_of: dict[int, int] = {}
     unprobed: dict[int, str] = {}

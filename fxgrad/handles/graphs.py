@@ -47,8 +47,8 @@ class Kind:
         rebuild: gives results their container types.
         function: the code of the graph; None until it is generated.
         code: its text.
-        plan: what the graph does, once it has run; None again after an edit.
-        places: by probe, the number of its call in the plan.
+        call_graph: what the graph does, once it has run; None again after an edit.
+        places: by probe, the number of its call in the call graph.
         unprobed: by site, why it has no probe.
         edited: whether a user changed the graph, which then need not do what the model does.
         checked: whether it was compared with the model's own run.
@@ -62,18 +62,18 @@ class Kind:
     rebuild: Rebuild
     function: Callable[..., Any] | None = None
     code: str = ""
-    plan: CallGraph | None = None
+    call_graph: CallGraph | None = None
     places: dict[int, int] = field(default_factory=dict)
     unprobed: Mapping[int, str] = field(default_factory=dict)
     edited: bool = False
     checked: bool = False
 
-    def learned(self, plan: CallGraph, numbers: Mapping[fx.Node, int]) -> None:
-        """It has run: ``numbers`` says which call of the plan each node is."""
+    def learned(self, call_graph: CallGraph, numbers: Mapping[fx.Node, int]) -> None:
+        """It has run: ``numbers`` says which call of the call graph each node is."""
         without = self.nodes_without_probe()
-        self.plan = plan
+        self.call_graph = call_graph
         self.places = {n.meta["fxgrad"]["probe"]: c for n, c in numbers.items() if "probe" in n.meta.get("fxgrad", {})}
-        table = plan.site_table
+        table = call_graph.site_table
         bare = (site for node, call in numbers.items() if node in without for site in table[call])
         self.unprobed = {site: _EDITED for site in bare if site >= 0}
 
@@ -114,7 +114,7 @@ class GraphEngine(Engine):
         """The graphs that are kept, latest last."""
         return tuple(self._kinds)
 
-    def held_by(self, module: nn.Module) -> None:
+    def shown_by(self, module: nn.Module) -> None:
         """``module`` shows the graphs."""
         self.holder = weakref.ref(module)
 
@@ -147,7 +147,7 @@ class GraphEngine(Engine):
         kind = self.shown
         if kind is not None:
             kind.graph, kind.function, kind.code = graph, function, code
-            kind.edited, kind.plan = True, None
+            kind.edited, kind.call_graph = True, None
             self.add(kind)
 
     def _traced(self, key: Any, modes: Mapping[str, bool], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Kind:
@@ -156,10 +156,10 @@ class GraphEngine(Engine):
         graph = insert_probes(made.graph, {node: number for number, node in enumerate(nodes)})
         return Kind(key, modes, (stand_ins(args), stand_ins(kwargs)), graph, made.spans, made.rebuild)
 
-    def forget_plans(self) -> None:
+    def forget_call_graphs(self) -> None:
         """Parameters were moved or cast: what the graphs do is to be learned anew."""
         for kind in self._kinds:
-            kind.plan = None
+            kind.call_graph = None
 
     def _bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments by position where they can be, so that ``gm(x)`` and ``gm(x=x)`` are one kind of call."""
@@ -181,27 +181,27 @@ class GraphEngine(Engine):
             return self.forward(*args, **kwargs)
         return self._run(kind, args, kwargs)
 
-    def _record(self, recording: ForwardRecord, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _record(self, forward_record: ForwardRecord, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         args, kwargs = self._bound(args, kwargs)
         kind = self.kind_of(args, kwargs)
         self.display(kind)
-        recording.report = self._report("symbolic", "python", _reason(kind, self.options.capture))
+        forward_record.report = self._report("symbolic", "python", _reason(kind, self.options.capture))
         if self.checks and not (kind.checked or kind.edited):
-            return self._check(kind, recording, args, kwargs)
-        if kind.plan is None:
-            return self._learn(kind, recording, args, kwargs)
-        recording.follow(kind.plan, kind.places)
-        if self._recorders.record_for(recording):
-            recording.report = dataclasses.replace(recording.report, recorder="native")
-        recording.unprobed = kind.unprobed
-        recording.escalated = frozenset(kind.plan.escalated)
-        if recording.edges is not None:
-            recording.edges = EdgeNotes(kind.plan.beside_edges)
-        outer, current.recording = current.recording, recording
+            return self._check(kind, forward_record, args, kwargs)
+        if kind.call_graph is None:
+            return self._learn(kind, forward_record, args, kwargs)
+        forward_record.follow(kind.call_graph, kind.places)
+        if self._recorders.record_for(forward_record):
+            forward_record.report = dataclasses.replace(forward_record.report, recorder="native")
+        forward_record.unprobed = kind.unprobed
+        forward_record.escalated = frozenset(kind.call_graph.escalated)
+        if forward_record.edges is not None:
+            forward_record.edges = EdgeNotes(kind.call_graph.beside_edges)
+        outer, current.forward_record = current.forward_record, forward_record
         try:
             return self._run(kind, args, kwargs)
         finally:
-            current.recording = outer
+            current.forward_record = outer
 
     def _run(self, kind: Kind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         module = self.holder()
@@ -217,33 +217,33 @@ class GraphEngine(Engine):
         finally:
             around.grad = outer
 
-    def _learn(self, kind: Kind, recording: ForwardRecord, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _learn(self, kind: Kind, forward_record: ForwardRecord, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the graph node by node, and write down what each node returned."""
-        run = LearningRun(self.modules, recording, put, None)
+        run = LearningRun(self.modules, forward_record, put, None)
         run.unprobed = kind.nodes_without_probe()
         with torch.set_grad_enabled(True):
             result, numbers = run.run_graph(kind, args, kwargs, self._names)
-        kind.learned(recording.graph, numbers)
-        recording.unprobed = kind.unprobed
-        self._previous = recording.plan
+        kind.learned(forward_record.graph, numbers)
+        forward_record.unprobed = kind.unprobed
+        self._previous = forward_record.call_graph
         return result
 
-    def _check(self, kind: Kind, recording: ForwardRecord, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _check(self, kind: Kind, forward_record: ForwardRecord, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the model's own Python under observation, and compare the graph with what it did.
 
         Raises:
             CaptureError: they differ; the message says where.
         """
         self._previous = None  # constants are to be written down as they are now
-        report = recording.report
-        result = self._run_python(recording, args, kwargs, "")
-        recording.report = report
+        report = forward_record.report
+        result = self._run_python(forward_record, args, kwargs, "")
+        forward_record.report = report
         try:
-            numbers = agree(kind.graph, recording.graph)
+            numbers = agree(kind.graph, forward_record.graph)
         except DisagreementError as error:
             raise refusal(self.model, [str(error)]) from error
         kind.checked = True
-        kind.learned(recording.graph, numbers)
+        kind.learned(forward_record.graph, numbers)
         return result
 
     # ---- the graph module ------------------------------------------------------------------------------------

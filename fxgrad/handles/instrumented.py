@@ -49,7 +49,7 @@ class Instrumented(fx.GraphModule):
         self.__dict__["_generating"] = False
         self.__dict__["_forward"] = type(self).forward = _with_the_face_of(model.forward)
         self.__dict__["_engine"] = engine = GraphEngine(model, model.forward, options)
-        engine.held_by(self)
+        engine.shown_by(self)
         engine.show(example_of(model), {})
 
     # ---- the graph -------------------------------------------------------------------------------------------
@@ -118,7 +118,7 @@ class Instrumented(fx.GraphModule):
 
     def _apply(self, *args: Any, **kwargs: Any) -> Any:
         """Move or cast, as ``to`` and ``double`` do."""
-        self._engine.forget_plans()
+        self._engine.forget_call_graphs()
         return super()._apply(*args, **kwargs)  # type: ignore[no-untyped-call]
 
     # ---- reading ---------------------------------------------------------------------------------------------

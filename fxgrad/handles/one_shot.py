@@ -41,7 +41,7 @@ def measured(
             return _by_dynamo(model, positional, named, objective)
         watch = Watch(model, dataclasses.replace(options, one_shot=True), one_shot=True)
         try:
-            with naming_the_cut(lambda: watch.engine.plan):
+            with naming_the_cut(lambda: watch.engine.call_graph):
                 scalar, words, met = _run(model, positional, named, objective)
             watch.engine.loss_words = words
             _backward(scalar, model, lambda: _failure_in_words(watch))

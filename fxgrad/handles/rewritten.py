@@ -12,7 +12,7 @@ import torch
 from torch import fx, nn
 
 from fxgrad.capture.modules import ModuleMap
-from fxgrad.engine.holding import hosting, refuse_unhostable
+from fxgrad.engine.forward_patch import patching, refuse_unpatchable
 from fxgrad.engine.step import Engine, Options
 from fxgrad.errors import OptionError, RuleError
 from fxgrad.record.events import Begin
@@ -43,14 +43,14 @@ class Rewrite:
         self._units = units
         self._on_step = StepRules(self._state, units)
         self._in_backward = BackwardRules(self._state, units)
-        self._steps = Steps(self._state, self._on_step, self._owned, self._in_backward.settle)
+        self._steps = Steps(self._state, self._on_step, self._owned, self._in_backward.close_events)
         self._warned = False
-        host = hosting(model)
-        self._engine = Engine(model, host.plain, Options(capture=capture))
+        patched = patching(model)
+        self._engine = Engine(model, patched.plain, Options(capture=capture))
         self._engine.recorder.on = False
-        self._host = host.take_in(self)
+        self._patched = patched.add(self)
         self._state.quiet = self._in_one_shot
-        self._host.rules.add(self._state)
+        self._patched.rules.add(self._state)
         self._follow()
 
     # ---- in place of the forward ---------------------------------------------------------------------------
@@ -68,7 +68,7 @@ class Rewrite:
                 "a torch.func transform is running, so fxgrad's rules at nodes and edges do not act in this call",
                 stacklevel=2,
             )
-        self._in_backward.settle()
+        self._in_backward.close_events()
         if torch.is_grad_enabled():
             self._steps.forward()
         self._follow()
@@ -82,7 +82,7 @@ class Rewrite:
         self._in_backward.refresh()
 
     def _in_one_shot(self) -> bool:
-        return self._host.one_shots > 0
+        return self._patched.one_shots > 0
 
     def _owned(self) -> set[int]:
         return {id(parameter) for _, parameter in self._map.parameters}
@@ -125,19 +125,19 @@ class Rewrite:
 
     def report(self) -> RewriteReport:
         """What the rules did so far; copies counts and norms to the host, once per device."""
-        return dataclasses.replace(self._state.report(), capture=self._host.rules.capture)
+        return dataclasses.replace(self._state.report(), capture=self._patched.rules.capture)
 
     def remove(self) -> None:
         """Give the model back as it was.  The report stays readable.  May be called twice."""
         if not self.active:
             return
         self._state.active = False
-        self._host.rules.drop(self._state)
+        self._patched.rules.drop(self._state)
         self._steps.remove()
         self._on_step.remove()
         self._in_backward.remove()
         self._engine.close()
-        self._host.leave(self)
+        self._patched.take_out(self)
         if self._on_step.bound and self._on_step.arrived and not self._on_step.applied:
             names = ", ".join(repr(rule.name) for _, _, rule in self._on_step.bound)
             warnings.warn(
@@ -170,7 +170,7 @@ class Rewrite:
 
 
 def _refuse(model: Any) -> None:
-    refuse_unhostable(model, "rewrite")
+    refuse_unpatchable(model, "rewrite")
     if isinstance(model, fx.GraphModule) and "_engine" in model.__dict__:
         message = "this is what fxgrad.instrument returned: rewrite the model itself, and its rules act here as well"
         raise RuleError(message)

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from fxgrad.diagnosis.limits import checked_limits
 from fxgrad.engine.alarms import Alarms, OnFinding, checked_listener
-from fxgrad.engine.holding import host_of, hosting, refuse_unhostable
+from fxgrad.engine.forward_patch import patched_forward_of, patching, refuse_unpatchable
 from fxgrad.engine.logbook import Logbook
 from fxgrad.engine.step import Engine, Options
 from fxgrad.engine.training import Training, checked_optimizers, checked_scaler
@@ -81,11 +81,11 @@ class Watch:
         self._forwards = 0
         self._paused = False
         self.one_shot = one_shot
-        host = hosting(model)
+        patched = patching(model)
         kind = GraphEngine if options.capture == "symbolic" else Engine
-        self.engine = kind(model, host.plain, options)
-        self._host = host.take_in(self)
-        self._host.one_shots += one_shot
+        self.engine = kind(model, patched.plain, options)
+        self._patched = patched.add(self)
+        self._patched.one_shots += one_shot
         around = Around() if around is None else around
         self._training, self._alarms = self._surround(around)
         self._logbook = around.logbook.opened(self.engine.latest, self._alarms.report)
@@ -146,11 +146,11 @@ class Watch:
         return flow_of_ranks(own, timeout=timeout, group=group)
 
     def _flow(self) -> GradientFlow:
-        self._host.stay()
+        self._patched.stay()
         try:
             return self.engine.flow()
         except NoFlowError as error:
-            if not self._host.covered:
+            if not self._patched.covered:
                 raise
             name = type(self._model).__name__
             message = (
@@ -161,7 +161,7 @@ class Watch:
     @property
     def history(self) -> History:
         """The flows of the latest backward events (at most 128), oldest first; one per forward call of an event."""
-        self._host.stay()
+        self._patched.stay()
         return History(self.engine.history())
 
     def diagnose(self, thresholds: Thresholds | None = None) -> Diagnosis:
@@ -190,15 +190,18 @@ class Watch:
         """
         self._logbook.note(scalars)
 
-    def log(self, step: int | None = None) -> None:
+    def log(self, step: int | None = None) -> bool:
         """Write the latest flow, its findings and the notes to the logs of ``log_to`` now.
 
         Waits for the device, once.  Does nothing where no backward pass has come since it was done last.
 
         Args:
             step: the number that the entry gets; None: that of the latest training forward, from 0.
+
+        Returns:
+            Whether there was something to write.
         """
-        self._logbook.write(step)
+        return self._logbook.write(step)
 
     @property
     def alarms(self) -> tuple[Finding, ...]:
@@ -214,16 +217,16 @@ class Watch:
         """Stop observing until ``resume``: calls run the model's own forward, and parameters carry no hooks of ours."""
         if self.active:
             self._paused = True
-            self._tell(paused=True)
-            self.engine.recorder.settle()
+            self._note_pause(paused=True)
+            self.engine.recorder.close_events()
             self.engine.parameters.remove()
 
     def resume(self) -> None:
         """Observe again after ``pause``."""
         self._paused = False
-        self._tell(paused=False)
+        self._note_pause(paused=False)
 
-    def _tell(self, *, paused: bool) -> None:
+    def _note_pause(self, *, paused: bool) -> None:
         if self._training is not None:
             self._training.paused = paused
 
@@ -235,8 +238,8 @@ class Watch:
         self.engine.close()
         if self._training is not None:
             self._training.remove()
-        self._host.one_shots -= self.one_shot
-        self._host.leave(self)
+        self._patched.one_shots -= self.one_shot
+        self._patched.take_out(self)
 
     def __repr__(self) -> str:
         """The model's class, and how it stands."""
@@ -264,9 +267,9 @@ class Watch:
 
 def watch_of(model: nn.Module) -> Watch | None:
     """The watch that is on this very model, if any."""
-    host = host_of(model)
-    guests = host.guests if host is not None else []
-    return next((guest for guest in guests if isinstance(guest, Watch) and not guest.one_shot), None)
+    patched = patched_forward_of(model)
+    patches = patched.patches if patched is not None else []
+    return next((patch for patch in patches if isinstance(patch, Watch) and not patch.one_shot), None)
 
 
 def refuse_unwatchable(model: Any) -> None:
@@ -275,7 +278,7 @@ def refuse_unwatchable(model: Any) -> None:
     Raises:
         WatchError: not a module, a compiled or scripted module, or one that is watched already.
     """
-    refuse_unhostable(model, "watch")
+    refuse_unpatchable(model, "watch")
     if watch_of(model) is not None:
         message = f"this {type(model).__name__} is watched already; call remove() on the first watch, or use its flow()"
         raise WatchError(message)

@@ -40,7 +40,7 @@ class EdgeNotes:
     __slots__ = ("at", "relevant", "unmeasured")
 
     def __init__(self, relevant: frozenset[int] | None) -> None:
-        """``relevant``: sites whose place matters; None: all, since the plan is not known yet."""
+        """``relevant``: sites whose place matters; None: all, since the call graph is not known yet."""
         self.relevant = relevant
         self.at: dict[int, Place] = {}
         self.unmeasured: dict[int, Unmeasured] = {}
@@ -60,11 +60,11 @@ class EdgeNotes:
 class EdgeHook:
     """The hook of an autograd node for one of its inputs.  Observes, returns None, keeps nothing."""
 
-    __slots__ = ("index", "position", "recording")
+    __slots__ = ("forward_record", "index", "position")
     __torch_unserializable__ = True
 
-    def __init__(self, recording: ForwardRecord, index: int, position: int) -> None:
-        self.recording = recording
+    def __init__(self, forward_record: ForwardRecord, index: int, position: int) -> None:
+        self.forward_record = forward_record
         self.index = index
         self.position = position
 
@@ -73,18 +73,18 @@ class EdgeHook:
         del received
         gradient = passed[self.position]
         if gradient is not None:
-            recording = self.recording
-            recording.sink.observe(recording, self.index, gradient)
+            forward_record = self.forward_record
+            forward_record.sink.observe(forward_record, self.index, gradient)
 
 
 class PartsHook:
     """For a call that sends back a value's part in several pieces: their sum is observed when the last one is there."""
 
-    __slots__ = ("count", "index", "missing", "pieces", "recording", "task")
+    __slots__ = ("count", "forward_record", "index", "missing", "pieces", "task")
     __torch_unserializable__ = True
 
-    def __init__(self, recording: ForwardRecord, index: int, count: int) -> None:
-        self.recording = recording
+    def __init__(self, forward_record: ForwardRecord, index: int, count: int) -> None:
+        self.forward_record = forward_record
         self.index = index
         self.count = count
         self.task: int | None = None
@@ -103,8 +103,8 @@ class PartsHook:
         with torch.no_grad():
             total = self.pieces[0] if len(self.pieces) == 1 else torch.stack(self.pieces).sum(0)
         self.pieces = []
-        recording = self.recording
-        recording.sink.observe(recording, self.index, total)
+        forward_record = self.forward_record
+        forward_record.sink.observe(forward_record, self.index, total)
 
     def at(self, position: int) -> Any:
         """The hook of one node."""
@@ -137,24 +137,24 @@ class FoundEdge(NamedTuple):
     pieces: Sequence[Piece]
 
 
-def hook_edges(recording: ForwardRecord) -> None:
+def hook_edges(forward_record: ForwardRecord) -> None:
     """When a forward call has returned: put a hook on every edge of values that are used more than once."""
-    start = len(recording.graph.sites)
+    start = len(forward_record.graph.sites)
     try:
-        for edge in found_edges(recording):
-            _put(recording, start + edge.number, edge.pieces)
+        for edge in found_edges(forward_record):
+            _put(forward_record, start + edge.number, edge.pieces)
     finally:
-        recording.notes.at.clear()
+        forward_record.notes.at.clear()
 
 
-def found_edges(recording: ForwardRecord) -> Iterator[FoundEdge]:
+def found_edges(forward_record: ForwardRecord) -> Iterator[FoundEdge]:
     """The edges of values that are used more than once; the reasons of the others go into ``unmeasured``."""
-    search = _Search(recording)
-    unmeasured = recording.notes.unmeasured
-    for ref, consumer, numbers in recording.graph.fan_out_groups:
+    search = _Search(forward_record)
+    unmeasured = forward_record.notes.unmeasured
+    for ref, consumer, numbers in forward_record.graph.fan_out_groups:
         found = search.pieces(ref, consumer)
         if isinstance(found, list) and len(numbers) > 1 and len(found) != 1:
-            call = recording.graph.calls[consumer]
+            call = forward_record.graph.calls[consumer]
             if len(found) != len(numbers) or not _in_order(call, ref):
                 found = (
                     "untraceable_use",
@@ -192,12 +192,12 @@ def _refs_in(values: Iterable[Any]) -> Iterator[Any]:
             yield value
 
 
-def _put(recording: ForwardRecord, index: int, pieces: Sequence[Piece]) -> None:
+def _put(forward_record: ForwardRecord, index: int, pieces: Sequence[Piece]) -> None:
     if len(pieces) == 1:
         node, position = pieces[0]
-        node.register_hook(EdgeHook(recording, index, position))
+        node.register_hook(EdgeHook(forward_record, index, position))
         return
-    parts = PartsHook(recording, index, len(pieces))
+    parts = PartsHook(forward_record, index, len(pieces))
     for node, position in pieces:
         node.register_hook(parts.at(position))
 
@@ -208,16 +208,16 @@ _Value = tuple[int, str]  # the number of a call, and the position in what it re
 class _Search:
     """Finds the autograd edges that one consumer has to a value."""
 
-    def __init__(self, recording: ForwardRecord) -> None:
-        self.plan = recording.graph
-        self.recording = recording
-        self.at: Mapping[int, Place] = recording.notes.at
-        self.sites = cast("Mapping[_Value, int]", self.plan.site_numbers)
-        self.uses = cast("Mapping[_Value, list[tuple[int, str]]]", self.plan.uses_of)
+    def __init__(self, forward_record: ForwardRecord) -> None:
+        self.call_graph = forward_record.graph
+        self.forward_record = forward_record
+        self.at: Mapping[int, Place] = forward_record.notes.at
+        self.sites = cast("Mapping[_Value, int]", self.call_graph.site_numbers)
+        self.uses = cast("Mapping[_Value, list[tuple[int, str]]]", self.call_graph.uses_of)
 
     def pieces(self, ref: _Value, consumer: int) -> list[Piece] | Unmeasured:
         """The edges of call number ``consumer`` to ``ref``, in the order of the arguments, or why there are none."""
-        call = self.plan.calls[consumer]
+        call = self.call_graph.calls[consumer]
         target, outputs = self._of(ref), self._results(consumer)
         if call.op == "output" or target is None or not outputs:
             return self._nowhere(ref, consumer)
@@ -229,13 +229,13 @@ class _Search:
         found = _edges_to(outputs, target, borders)
         if found is None:
             return ("untraceable_use", "the consumer made too many autograd nodes")
-        return found or ("detached", f"by {self.plan.nodes[consumer].key}")
+        return found or ("detached", f"by {self.call_graph.nodes[consumer].key}")
 
     def starts(self, ref: _Value, consumer: int) -> list[tuple[int, Node]]:
         """From where the edges of a consumer are found: what it returned, or those who use that very tensor did."""
         target = self._of(ref)
         found = []
-        for output in self.plan.calls[consumer].outputs:
+        for output in self.call_graph.calls[consumer].outputs:
             result = (consumer, output.position)
             place = self._of(result)
             if place is not None and place != target:
@@ -246,12 +246,12 @@ class _Search:
         return found
 
     def _results(self, consumer: int) -> list[Place]:
-        outputs = ((consumer, output.position) for output in self.plan.calls[consumer].outputs)
+        outputs = ((consumer, output.position) for output in self.call_graph.calls[consumer].outputs)
         return [found for output in outputs if (found := self._of(output)) is not None]
 
     def _nowhere(self, ref: _Value, consumer: int) -> Unmeasured:
         """Why a value, or what its consumer returned, has no place in the autograd graph."""
-        call = self.plan.calls[consumer]
+        call = self.call_graph.calls[consumer]
         if call.op == "output":
             return ("used_outside", "")
         results = [(consumer, output.position) for output in call.outputs]
@@ -262,13 +262,16 @@ class _Search:
                 "untraceable_use",
                 "it ran without gradients, perhaps inside of a function with a backward of its own",
             )
-            return inside if self.plan.hidden else ("no_grad_region", "")
+            return inside if self.call_graph.hidden else ("no_grad_region", "")
         if self._of(ref) is None:
             return ("untraceable_use", "it was computed where no graph was recorded")
-        return ("detached", f"by {self.plan.nodes[consumer].key}")
+        return ("detached", f"by {self.call_graph.nodes[consumer].key}")
 
     def _lost(self, ref: _Value) -> bool:
-        return ref in cast("AbstractSet[_Value]", self.plan.lost) or self.sites.get(ref) in self.recording.untold
+        return (
+            ref in cast("AbstractSet[_Value]", self.call_graph.lost)
+            or self.sites.get(ref) in self.forward_record.unmeasurable
+        )
 
     def _of(self, ref: _Value) -> Place | None:
         site = self.sites.get(ref)
@@ -276,7 +279,7 @@ class _Search:
 
     def _through(self, consumer: int) -> list[Piece] | Unmeasured:
         """The consumer returned the very tensor: what it sends back is what its own consumers do."""
-        output = self.plan.calls[consumer].outputs[0]
+        output = self.call_graph.calls[consumer].outputs[0]
         ref = (consumer, output.position)
         total: list[Piece] = []
         for user in dict.fromkeys(number for number, _ in self.uses.get(ref, ())):
@@ -293,7 +296,7 @@ class _Search:
         borders = set()
         for _, ref in call.uses():
             site = self.sites.get(ref)
-            if site is None or site in self.recording.not_required:
+            if site is None or site in self.forward_record.not_required:
                 continue
             place = self._place_of_base(ref) if self._lost(ref) else self.at.get(site)
             if place is None:
@@ -315,13 +318,13 @@ class _Search:
     def _changes(self) -> Counter[Any]:
         """How many changes in place, by calls, each value has seen, itself or through a view."""
         return Counter(
-            one for call in self.plan.calls for ref in call.changed for one in {ref, self._base(ref)} - {None}
+            one for call in self.call_graph.calls for ref in call.changed for one in {ref, self._base(ref)} - {None}
         )
 
     def _base(self, ref: _Value) -> Any:
         if ref[0] < 0:  # memory that no value is known of
             return None
-        call = self.plan.calls[ref[0]]
+        call = self.call_graph.calls[ref[0]]
         return next((b for out, b in zip(call.outputs, call.bases, strict=False) if out.position == ref[1]), None)
 
 

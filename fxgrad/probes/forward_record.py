@@ -28,8 +28,8 @@ class ForwardRecord:
         number: of the forward call since watching began.
         shapes: of the value at each site, in site order.
         not_required: sites whose value required no gradient in this call.
-        untold: sites whose hook cannot tell the value's gradient (views of memory changed in place).
-        plan: the graph of the call, set when the forward has returned.
+        unmeasurable: sites whose hook cannot tell the value's gradient (views of memory changed in place).
+        call_graph: the graph of the call, set when the forward has returned.
         report: which front end ran, and why.
         parameters: the model's parameters at this call, as (number, names, tensor).
         expected: how many slots to prepare.
@@ -59,44 +59,10 @@ class ForwardRecord:
     """
 
     __slots__ = (
-        "__weakref__",
-        "accumulating",
-        "changed",
-        "computed",
-        "deviation",
-        "differentiated",
-        "edges",
-        "end",
-        "escalated",
-        "expected",
-        "freed",
-        "leaves",
-        "not_required",
-        "number",
-        "outside",
-        "parameters",
-        "part",
-        "partial",
-        "places",
-        "plan",
-        "recomputed",
-        "record",
-        "reduced",
-        "report",
-        "rewriting",
-        "same",
-        "shapes",
-        "sink",
-        "sizes",
-        "slots",
-        "task",
-        "units",
-        "unprobed",
-        "untold",
-        "values",
-        "versions",
-        "window",
-        "written",
+        "__weakref__", "accumulating", "call_graph", "changed", "computed", "deviation", "differentiated", "edges",
+        "end", "escalated", "expected", "freed", "leaves", "not_required", "number", "outside", "parameters", "part",
+        "partial", "places", "recomputed", "record", "reduced", "report", "rewriting", "same", "shapes", "sink", "sizes",
+        "slots", "task", "units", "unmeasurable", "unprobed", "values", "versions", "window", "written",
     )  # fmt: skip
 
     def __init__(self, sink: Any, number: int, expected: int) -> None:
@@ -105,13 +71,13 @@ class ForwardRecord:
         self.expected = expected
         self.shapes: list[Any] = []
         self.not_required: set[int] = set()
-        self.untold: set[int] = set()
+        self.unmeasurable: set[int] = set()
         self.leaves: Any = None
         self.computed = False
         self.differentiated = False
         self.task: int | None = None
         self.part: Part | None = None
-        self.plan: CallGraph | None = None
+        self.call_graph: CallGraph | None = None
         self.report: Any = None
         self.parameters: Any = ()
         self.escalated: frozenset[int] = frozenset()
@@ -141,8 +107,8 @@ class ForwardRecord:
     @property
     def graph(self) -> CallGraph:
         """The graph of the call, which is known once the forward has returned."""
-        assert self.plan is not None  # noqa: S101  # for mypy
-        return self.plan
+        assert self.call_graph is not None  # noqa: S101  # for mypy
+        return self.call_graph
 
     @property
     def notes(self) -> EdgeNotes:
@@ -189,9 +155,9 @@ class ForwardRecord:
 
     def native_differentiated(self) -> None:
         """A backward pass is being differentiated."""
-        self.distrust()
+        self.invalidate()
 
-    def distrust(self) -> None:
+    def invalidate(self) -> None:
         """A backward pass is being differentiated: what a call saved may send back more than its result's users do."""
         self.differentiated = True
 
@@ -202,12 +168,15 @@ class ForwardRecord:
 
     def returned(self) -> None:
         """The forward has returned."""
-        self.versions = versions_of(parameter for _, _, parameter in self.parameters)
+        self.versions = self._versions()
+
+    def _versions(self) -> Sequence[int]:
+        return versions_of(self.parameters, getattr(self.sink, "library", None))
 
     def raising(self) -> None:
         """A backward pass is raising: which parameters are not as the forward left them?"""
         with without_torch_function():
-            now = versions_of(parameter for _, _, parameter in self.parameters)
+            now = self._versions()
         pairs = zip(self.parameters, self.versions, now, strict=False)
         self.changed = tuple(names[0] for (_, names, _), before, after in pairs if before != after)
 
@@ -215,11 +184,11 @@ class ForwardRecord:
         """A backward pass is over."""
         self.freed = self.freed or freed
 
-    def follow(self, plan: CallGraph, places: Mapping[int, int]) -> None:
-        """Take the probes of a graph whose calls are in ``plan``; ``places``: by probe, the number of its call."""
-        self.plan = plan
+    def follow(self, call_graph: CallGraph, places: Mapping[int, int]) -> None:
+        """Take the probes of a graph with these calls; ``places``: by probe, the number of its call."""
+        self.call_graph = call_graph
         self.places = places
-        self.shapes = [()] * len(plan.sites)
+        self.shapes = [()] * len(call_graph.sites)
 
     def probe(self, value: Any, number: int) -> None:
         """Put hooks on the tensors that the node behind which probe ``number`` stands has returned."""

@@ -44,19 +44,19 @@ class LeafHook:
     def __init__(self) -> None:
         self.calls: list[tuple[weakref.ref[Any], Entry]] = []
 
-    def add(self, recording: ForwardRecord, index: int, find: Callable[[], int] | None = None) -> Entry:
+    def add(self, forward_record: ForwardRecord, index: int, find: Callable[[], int] | None = None) -> Entry:
         """One more forward call takes the leaf."""
         entry = Entry(index, find)
         self.calls = [(ref, known) for ref, known in self.calls if ref() is not None]
-        self.calls.append((weakref.ref(recording), entry))
+        self.calls.append((weakref.ref(forward_record), entry))
         return entry
 
     def __call__(self, gradient: Tensor) -> None:
         """Observe ``gradient``."""
         task = current_backward()
         for number, (ref, entry) in enumerate(self.calls, 1):
-            recording = ref()
-            if recording is None or (site := entry.site()) < 0:
+            forward_record = ref()
+            if forward_record is None or (site := entry.site()) < 0:
                 continue
-            if recording.task == task or (not recording.computed and number == len(self.calls)):
-                recording.sink.observe(recording, site, gradient)
+            if forward_record.task == task or (not forward_record.computed and number == len(self.calls)):
+                forward_record.sink.observe(forward_record, site, gradient)

@@ -16,26 +16,26 @@ if TYPE_CHECKING:
     from fxgrad.probes.forward_record import ForwardRecord
 
 
-def put(recording: ForwardRecord, value: Tensor, index: int) -> Any:
+def put(forward_record: ForwardRecord, value: Tensor, index: int) -> Any:
     """Put the hook of site ``index`` on ``value``, which requires grad."""
     # torch 2.14 crashes where a view that an item assignment changed gets a hook before its new node was asked for.
     node = value.grad_fn
-    if recording.rewriting is not None:
-        return recording.rewriting.put(value, index)
+    if forward_record.rewriting is not None:
+        return forward_record.rewriting.put(value, index)
     if node is None and value.is_leaf:
-        return recording.leaves.of(value).add(recording, index)
-    recording.computed = True
-    if recording.record is not None:
-        return recording.record.put(value, index, index in recording.escalated)
-    hook = recording.sink.hook(recording, index)
+        return forward_record.leaves.of(value).add(forward_record, index)
+    forward_record.computed = True
+    if forward_record.record is not None:
+        return forward_record.record.put(value, index, index in forward_record.escalated)
+    hook = forward_record.sink.hook(forward_record, index)
     hook_in_front(value, hook)
     return hook
 
 
 class Current(threading.local):
-    """The recording that probes of the generated code write into, one per thread."""
+    """The forward record that probes of the generated code write into, one per thread."""
 
-    recording: ForwardRecord | None = None
+    forward_record: ForwardRecord | None = None
 
 
 current = Current()
@@ -44,11 +44,11 @@ current = Current()
 def probe(value: Any, site: int) -> Any:
     """The node that the pass inserts: returns ``value`` itself; ``site`` is the number of the probed node.
 
-    Without a running recording it does nothing at all.
+    Without a running forward record it does nothing at all.
     """
-    recording = current.recording
-    if recording is not None:
-        recording.probe(value, site)
+    forward_record = current.forward_record
+    if forward_record is not None:
+        forward_record.probe(value, site)
     return value
 
 

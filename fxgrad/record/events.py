@@ -104,7 +104,7 @@ class Events(ABC, Generic[E]):
         for event in dict.fromkeys(e for e in tuple(self._open.values()) if e.raised):
             self.end(event)
 
-    def settle(self) -> None:
+    def close_events(self) -> None:
         """End the events that torch did not announce the end of, and those whose pass raised.
 
         Called before a forward and a read.  What runs in this very moment goes on.
@@ -122,6 +122,7 @@ class Events(ABC, Generic[E]):
             tasks = [task for task, found in self._open.items() if found is event]
             for task in tasks:
                 del self._open[task]
+        event.watched = None  # it has not raised
         if tasks:
             self._ended(event)
 

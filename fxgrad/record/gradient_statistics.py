@@ -53,5 +53,5 @@ class GradientStatistics:
 
     def read(self) -> tuple[list[Statistics | None], dict[int, str]]:
         """The statistics by number, None where there are none, and why; one copy to the host per device."""
-        kept = EventRecord(None, 0, dict(self._slots.buffers), list(self._readings), self._failures, None)
-        return read_gradients([kept])[0], self._failures
+        event_record = EventRecord(None, 0, dict(self._slots.buffers), list(self._readings), self._failures, None)
+        return read_gradients([event_record])[0], self._failures

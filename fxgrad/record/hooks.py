@@ -33,7 +33,7 @@ def write_fast(part: Part, index: int, gradient: Tensor) -> bool:
             return False
         part.norm(gradient, out=slot)
         part.fast[index] = None
-        part.readings[index] = gradient.shape  # type: ignore[assignment]  # in brief: ``EventRecord.settle`` completes it
+        part.readings[index] = gradient.shape  # type: ignore[assignment]  # in brief: ``EventRecord.finish`` completes it
     except Exception:  # noqa: BLE001  # the recorder finds out what it is about this gradient
         return False
     return True

@@ -89,7 +89,7 @@ def _difference(module: Any, values: Tensor) -> str | None:
     module.histogram_into(values, row, bins)
     write_histogram(values, counted)
     wanted = columns(values.reshape(-1), values.dtype)
-    alike = agreement(row, wanted)
+    alike = compare_rows(row, wanted)
     if not alike.all():
         return COLUMNS[int(alike.logical_not().nonzero()[0])]
     if not torch.equal(bins, counted):
@@ -103,7 +103,7 @@ def _difference(module: Any, values: Tensor) -> str | None:
     return None if math.isclose(counted[0].item(), wanted.item(), rel_tol=1e-5, abs_tol=1e-20) else "norm"
 
 
-def agreement(row: Tensor, wanted: Tensor) -> Tensor:
+def compare_rows(row: Tensor, wanted: Tensor) -> Tensor:
     """Which columns agree, up to the order of additions; in a sum, what is left may be smaller than its roundings."""
     alike = torch.isclose(row, wanted, rtol=1e-9, atol=0.0)
     alike[0] |= (row[0] - wanted[0]).abs() <= 1e-12 * wanted[1]

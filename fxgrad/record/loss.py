@@ -26,14 +26,14 @@ _NAME = re.compile(r"Backward\d*$")
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 
 
-def look_at_the_loss(recording: Any) -> None:
+def look_at_the_loss(forward_record: Any) -> None:
     """A backward pass comes to a forward call: the first time for its graph, what the loss did with its outputs."""
-    plan, end = getattr(recording, "plan", None), getattr(recording, "end", None)
-    if plan is None or end is None or plan.loss is not None:
+    call_graph, end = getattr(forward_record, "call_graph", None), getattr(forward_record, "end", None)
+    if call_graph is None or end is None or call_graph.loss is not None:
         return
-    plan.loss = ()
+    call_graph.loss = ()
     with contextlib.suppress(Exception):  # the user's backward must go on
-        plan.loss = ops_of_the_loss(end)
+        call_graph.loss = ops_of_the_loss(end)
 
 
 def ops_of_the_loss(end: int) -> tuple[LossOp, ...]:

@@ -52,34 +52,36 @@ class Sizes(Protocol):
         ...
 
 
-def settle(kept: EventRecord, sites: Sequence[Sequence[int]] | None, sizes: Sizes) -> None:
+def unpack(event_record: EventRecord, sites: Sequence[Sequence[int]] | None, sizes: Sizes) -> None:
     """Bring what C++ hooks wrote into the form of the other readings; ``sites`` of each slot, None: its own number."""
-    for number, written in enumerate(kept.native):
+    for number, written in enumerate(event_record.native):
         state, doubled = written.state, written.doubled
         if not any(state):
             continue
         norms = written.squares.sqrt()
-        kept.buffers[Source(number, "norm")] = norms.to(torch.float32)  # as the Python recorder keeps them
+        event_record.buffers[Source(number, "norm")] = norms.to(torch.float32)  # as the Python recorder keeps them
         if any(doubled):
-            kept.buffers[Source(number, "norm64")] = norms
+            event_record.buffers[Source(number, "norm64")] = norms
         if any(level >= _FULL for level in state):
-            kept.buffers[Source(number, "full")] = kept.buffers[Source(number, "full64")] = written.columns
+            event_record.buffers[Source(number, "full")] = event_record.buffers[Source(number, "full64")] = (
+                written.columns
+            )
         if _HISTOGRAM in state:
-            kept.buffers[Source(number, "bins")] = written.bins
+            event_record.buffers[Source(number, "bins")] = written.bins
         for slot, level in enumerate(state):
             if not level or (sites is not None and slot >= len(sites)):
                 continue
             kind: Any = ("norm" if level == _NORM else "full") + ("64" if doubled[slot] else "")
             shape = torch.Size(sizes.at(slot))
             for site in (slot,) if sites is None else sites[slot]:
-                _put(kept, site, (Source(number, kind), shape, shape.numel(), slot))
-    kept.native = []
+                _put(event_record, site, (Source(number, kind), shape, shape.numel(), slot))
+    event_record.native = []
 
 
-def _put(kept: EventRecord, site: int, reading: Any) -> None:
-    missing = site + 1 - len(kept.readings)
+def _put(event_record: EventRecord, site: int, reading: Any) -> None:
+    missing = site + 1 - len(event_record.readings)
     if missing > 0:
-        kept.readings.extend([None] * missing)
-    if kept.readings[site] is not None:
-        kept.failures[site] = SEVERAL
-    kept.readings[site] = reading
+        event_record.readings.extend([None] * missing)
+    if event_record.readings[site] is not None:
+        event_record.failures[site] = SEVERAL
+    event_record.readings[site] = reading

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 class Owner(Protocol):
-    """Whose sites are observed: a recording, or the parameters.
+    """Whose sites are observed: a forward record, or the parameters.
 
     ``task`` and ``part`` are the recorder's: the backward pass that is running through the owner, and its part.
-    ``escalated`` are the sites to be measured at ``full``.  ``distrust`` is called in a backward pass that is
+    ``escalated`` are the sites to be measured at ``full``.  ``invalidate`` is called in a backward pass that is
     differentiated itself.  ``freed``: whether an earlier pass has let go of what the forward saved; ``changed``: names
     of parameters that were changed in place between the forward and a pass that raised.
     """
@@ -33,7 +33,7 @@ class Owner(Protocol):
     escalated: Any
     differentiated: bool
 
-    def distrust(self) -> None:
+    def invalidate(self) -> None:
         """A backward pass is being differentiated."""
         ...
 
@@ -78,7 +78,7 @@ class Parameters:
         parameter = self.tensors.get(index)
         return parameter is not None and acts_after_accumulation(parameter)
 
-    def distrust(self) -> None:
+    def invalidate(self) -> None:
         """What a parameter gets is what arrives, however it comes about."""
         self.differentiated = True
 

@@ -248,4 +248,4 @@ class _Owner:
         """A backward pass is being differentiated."""
         sink = self._sink()
         if sink is not None:
-            sink.parameters.distrust()
+            sink.parameters.invalidate()

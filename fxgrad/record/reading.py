@@ -42,14 +42,18 @@ class Measured:
     channels: dict[int, ChannelSums]
 
 
-def read_event(kept: EventRecord, forward: ForwardValues | None) -> Measured:
+def read_event(event_record: EventRecord, forward: ForwardValues | None) -> Measured:
     """All that was measured: one copy to the host per device."""
-    parts = [kept, kept.parameters, *((forward.sites, forward.state) if forward is not None else (None, None))]
+    parts = [
+        event_record,
+        event_record.parameters,
+        *((forward.sites, forward.state) if forward is not None else (None, None)),
+    ]
     rows = _rows(parts)
     sites, parameters, values, state = ([] if part is None else _read(part, rows) for part in parts)
     measured = Measured(sites, parameters, values, state, {}, {})
-    for site, axis in kept.channels.items():
-        norms = rows[_place(kept, ("channels", site))]
+    for site, axis in event_record.channels.items():
+        norms = rows[_place(event_record, ("channels", site))]
         measured.channels[site] = ChannelSums(axis, tuple(norm * norm for norm in norms))
     if forward is not None and forward.sites is not None:
         for site, units in forward.units.items():
@@ -63,10 +67,10 @@ def _activity(counts: Sequence[float], units: Units) -> Activity:
 
 
 def _rows(parts: Sequence[EventRecord | None]) -> _Rows:
-    kept = [part for part in parts if part is not None]
-    for part in kept:
-        part.settle()
-    return _on_host(kept)
+    present = [part for part in parts if part is not None]
+    for part in present:
+        part.finish()
+    return _on_host(present)
 
 
 def _read(part: EventRecord, rows: _Rows) -> list[Statistics | None]:
@@ -125,6 +129,6 @@ def _statistics(rows: Any, reading: Reading) -> Statistics:
 def read_gradients(parts: Sequence[EventRecord]) -> list[list[Statistics | None]]:
     """Statistics of gradients by site number, for each part: one copy to the host per device."""
     for part in parts:
-        part.settle()
+        part.finish()
     rows = _on_host(parts)
     return [_read(part, rows) for part in parts]

@@ -1,7 +1,7 @@
 """The sink that observes: probes call it with gradients, it keeps statistics per backward event.
 
-A *recording* is one instrumented forward call, a ``BackwardEvent`` one run of the backward pass.  Where a backward
-pass runs through several recordings, each gets its own part of the event; the parameters are a part of their own.
+A *forward record* is one instrumented forward call, a ``BackwardEvent`` one run of the backward pass.  Where a backward
+pass runs through several forward records, each gets its own part of the event; the parameters are a part of their own.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fxgrad.record.full import is_staged, write_any_norm, write_bins, write_full
 from fxgrad.record.hooks import FullHook, Hook, norm_of_float32, norm_of_half, write_fast
 from fxgrad.record.library import library
 from fxgrad.record.loss import look_at_the_loss
-from fxgrad.record.native import SEVERAL, Written, settle
+from fxgrad.record.native import SEVERAL, Written, unpack
 from fxgrad.record.owners import Owner, Parameters
 from fxgrad.record.parked import Parking
 from fxgrad.record.raising import Raised, exception_since, marks
@@ -90,7 +90,7 @@ class EventRecord:
     ``flow``: what was made of it when it was first read; ``completed``: with what was known later of the step behind.
     """
 
-    recording: Any
+    forward_record: Any
     event: int
     buffers: dict[Any, Tensor]
     readings: list[Reading | None]
@@ -105,10 +105,10 @@ class EventRecord:
     flow: GradientFlow | None = None
     completed: tuple[object, GradientFlow] | None = None
 
-    def settle(self) -> None:
+    def finish(self) -> None:
         """Bring all readings into one form, and say which batches failed.  May be called twice."""
         if self.native:
-            settle(self, self.recording.slots, self.recording.sizes)
+            unpack(self, self.forward_record.slots, self.forward_record.sizes)
         for index, reading in enumerate(self.readings):
             if isinstance(reading, torch.Size):  # a hook's own
                 self.readings[index] = (self.usual, reading, reading.numel(), index)
@@ -137,7 +137,7 @@ class Recorder(Events[BackwardEvent]):
         #: Called with the number of an event that begins, in its backward pass; with what was kept of one that ended.
         self.began: Callable[[int], None] | None = None
         self.ended: Callable[[list[EventRecord]], None] | None = None
-        self._free: dict[bool, list[Slots]] = {True: [], False: []}  # the parameters' and the recordings'
+        self._free: dict[bool, list[Slots]] = {True: [], False: []}  # the parameters' and the forward records'
         self._impatient: dict[bool, set[int]] = {True: set(), False: set()}
         self._pages: dict[torch.dtype, list[Page]] = {}
 
@@ -153,7 +153,7 @@ class Recorder(Events[BackwardEvent]):
         if owner is self.parameters and not self.on:
             return
         if gradient.requires_grad and not owner.differentiated:
-            owner.distrust()
+            owner.invalidate()
         part: Part
         if owner.task == current_backward() and index < len(owner.part.readings) and owner.part.readings[index] is None:
             part = owner.part
@@ -345,11 +345,11 @@ class Recorder(Events[BackwardEvent]):
         for owner in event.parts:
             owner.raising()
 
-    def settle(self) -> None:
+    def close_events(self) -> None:
         """As of all events."""
         if self._native and self.library is None:
             self.library = library()
-        super().settle()
+        super().close_events()
 
     def _ended(self, event: BackwardEvent) -> None:
         raised = Raised(exception_since(event.in_sight)) if event.raised else None
@@ -361,10 +361,10 @@ class Recorder(Events[BackwardEvent]):
             parameters = None if own is None else self._keep(self.parameters, own, batches)
             finished = []
             for owner, part in sorted(event.parts.items(), key=lambda item: item[0].number):
-                kept = self._keep(owner, part, batches)
-                kept.parameters, kept.raised, kept.freed = parameters, raised, owner.freed
+                event_record = self._keep(owner, part, batches)
+                event_record.parameters, event_record.raised, event_record.freed = parameters, raised, owner.freed
                 owner.passed(freed=not event.keeps_graph)
-                finished.append(kept)
+                finished.append(event_record)
             if raised is not None:
                 raised.parts = finished
             self.history.extend(finished)

@@ -43,7 +43,7 @@ class SlotEvent(Event):
 
 
 @dataclass(slots=True, eq=False)
-class KeptRuns:
+class EventRuns:
     """A finished event; ``flows``: what was made of it when it was first read."""
 
     number: int
@@ -59,7 +59,7 @@ class SlotRecorder(Events[SlotEvent]):
     def __init__(self) -> None:
         super().__init__()
         self.on = True
-        self.history: deque[KeptRuns] = deque(maxlen=HISTORY)
+        self.history: deque[EventRuns] = deque(maxlen=HISTORY)
         self.parameters = Parameters()
         self.escalated: set[int] = set()
         self._impatient: set[int] = set()  # parameters whose gradients somebody changes during the backward pass
@@ -80,7 +80,7 @@ class SlotRecorder(Events[SlotEvent]):
             event = self.running()
         event.runs.append((run, gradient.detach().clone()))  # a compiled backward may use its memory again
 
-    def keep(self, event: KeptRuns) -> None:
+    def keep(self, event: EventRuns) -> None:
         """An event has ended."""
         self.history.append(event)
 
@@ -118,10 +118,10 @@ class SlotRecorder(Events[SlotEvent]):
         event.slots.impatient = self._impatient
         return event
 
-    def settle(self) -> None:
+    def close_events(self) -> None:
         """As of all events."""
         self._library = library()
-        super().settle()
+        super().close_events()
 
     def _ended(self, event: SlotEvent) -> None:
         if not event.runs:
@@ -133,14 +133,14 @@ class SlotRecorder(Events[SlotEvent]):
                 buffers: Any = dict(event.slots.buffers)
                 buffers.update({batch: batch.result for batch in batches})
                 own = EventRecord(
-                    recording=self.parameters, event=event.number, buffers=buffers,
+                    forward_record=self.parameters, event=event.number, buffers=buffers,
                     readings=event.readings, failures=event.failures, usual=None,
                 )  # fmt: skip
             raised = Raised(exception_since(event.in_sight)) if event.raised else None
-            self.keep(KeptRuns(event.number, event.runs, own, raised))
+            self.keep(EventRuns(event.number, event.runs, own, raised))
 
 
-def kept_of(run: Any, gradient: Tensor, facts: SlotFacts) -> EventRecord:
+def event_record_of(run: Any, gradient: Tensor, facts: SlotFacts) -> EventRecord:
     """One run's part of an event, in the form that ``assemble`` takes.  Copies the slots to the host, once."""
     sums = gradient.to("cpu", torch.float64).tolist()
     values = [0.0] * facts.sites
@@ -153,7 +153,7 @@ def kept_of(run: Any, gradient: Tensor, facts: SlotFacts) -> EventRecord:
             shape = torch.Size(facts.shapes[site])
             readings[site] = (key, shape, shape.numel(), site)
     buffers: Any = {key: torch.tensor(values, dtype=torch.float64)}
-    return EventRecord(recording=run, event=0, buffers=buffers, readings=readings, failures={}, usual=None)
+    return EventRecord(forward_record=run, event=0, buffers=buffers, readings=readings, failures={}, usual=None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,7 +77,7 @@ class Course:
             ends = next((cell.words for cell in reversed(line.cells) if cell is not None), "-")
             row.append(f" {short_middle(ends, 8)}")
             yield row
-        yield from self._told()
+        yield from self._findings_lines()
 
     @property
     def _shown(self) -> tuple[Line, ...]:
@@ -94,7 +94,7 @@ class Course:
         for cell in thinned(relative, room, Size()):
             yield cell, Size()
 
-    def _told(self) -> Iterator[RenderableType]:
+    def _findings_lines(self) -> Iterator[RenderableType]:
         known: dict[tuple[str, str], tuple[int, Finding, int]] = {}
         for step, found in zip(self.steps, self.findings, strict=True):
             for one in found:

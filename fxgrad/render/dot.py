@@ -12,7 +12,7 @@ import graphviz
 
 from fxgrad.render.boxes import boxes_of
 from fxgrad.render.labels import Labels, short
-from fxgrad.render.marks import Marks, drops_told
+from fxgrad.render.marks import Marks, drops_to_mark
 from fxgrad.render.options import PictureOptions, options_from
 from fxgrad.render.palette import (
     CULPRIT,
@@ -83,7 +83,7 @@ class _Picture:
         theme = THEMES[options.theme]
         self.ground = ("white", "black") if options.theme == "light" else (theme.paper, theme.ink)
         self.direction = "TB" if options.direction == "down" else "LR"
-        self.labels = Labels(flow, options.norm, drops_told(flow, options.findings, _DROP))
+        self.labels = Labels(flow, options.norm, drops_to_mark(flow, options.findings, _DROP))
         self.boxes, self.number = boxes_of(flow, options.depth, fold=options.fold)
         self.looks = [self.labels.look(box) for box in self.boxes]
         self.dropped = {drop.site.id for box in self.boxes for drop in self.labels.drops(box)}

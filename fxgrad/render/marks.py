@@ -57,7 +57,7 @@ def nodes_blamed(flow: GradientFlow, findings: Iterable[Finding]) -> list[list[s
     return [[f.node.key] if f.node is not None else takers.get(f.parameter or "", []) for f in findings]
 
 
-def drops_told(flow: GradientFlow, findings: Iterable[Finding], below: float = 0.5) -> list[Drop]:
+def drops_to_mark(flow: GradientFlow, findings: Iterable[Finding], below: float = 0.5) -> list[Drop]:
     """The biggest drops (see ``graph.biggest_drops``) on the way of an error or warning that tells of a loss.
 
     A small ratio alone is no fault, and where no finding tells of one nothing is marked.

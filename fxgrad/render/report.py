@@ -53,7 +53,7 @@ class Report:
         """The parts, top to bottom."""
         flow = self.flow
         yield Text(printable(f"{flow.capture.model}: {verdict(flow, self.findings, self.norm)}"), "bold")
-        yield from self._told()
+        yield from self._findings_lines()
         rows = profile(flow, self.findings, options.max_width, self.norm)
         if rows:
             yield Text()
@@ -64,7 +64,7 @@ class Report:
             yield Text(printable(line), "dim")
         yield Text(f"{len(flow.sites)} values: {self.more}", "dim")
 
-    def _told(self) -> Iterator[RenderableType]:
+    def _findings_lines(self) -> Iterator[RenderableType]:
         if self.diagnosis is not None:
             yield rich_text(self.diagnosis)
             return

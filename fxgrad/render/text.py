@@ -13,7 +13,7 @@ from rich.text import Text
 from fxgrad.errors import OptionError
 from fxgrad.graph import backward_order, ratios
 from fxgrad.render.findings import severity_counts
-from fxgrad.render.marks import drops_told, findings_from, nodes_blamed, ranked
+from fxgrad.render.marks import drops_to_mark, findings_from, nodes_blamed, ranked
 from fxgrad.render.palette import text_colour
 from fxgrad.render.report import text_width
 from fxgrad.render.scale import Size, scale_of
@@ -84,7 +84,7 @@ def table(
         raise OptionError(message)
     rows = [site for site in backward_order(flow) if site.measured]
     found = findings_from(findings)
-    drops = {drop.site.id for drop in drops_told(flow, found)}
+    drops = {drop.site.id for drop in drops_to_mark(flow, found)}
     marks = _marks(flow, found)
     shown = _chosen(rows, marks, drops, limit)
     title = f"Gradient flow of {flow.capture.model} (loss at the top, inputs at the bottom)"

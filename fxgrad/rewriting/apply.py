@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from fxgrad.probes.forward_record import ForwardRecord
 
 MARK = "_fxgrad_rewriting"
-_KEPT = 64  # plans whose resolution is kept, as many as the native recorder follows
+_KEPT = 64  # call graphs whose resolution is kept, as many as the native recorder follows
 _LOST = "the value is changed in place through a view, so that autograd replaced the node that a hook would sit on"
 _NO_GRADIENT = "nothing that the value depends on requires a gradient"
 
@@ -73,26 +73,26 @@ class NodeRules:
         """Whether a rule acts between what a call returns and takes."""
         return any(rule.through for _, _, rule in self.bound)
 
-    def begin(self, recording: ForwardRecord, *, observing: bool) -> Pass:
+    def begin(self, forward_record: ForwardRecord, *, observing: bool) -> Pass:
         """Rules for one forward call."""
-        return Pass(self, recording, observing=observing)
+        return Pass(self, forward_record, observing=observing)
 
-    def resolve(self, plan: CallGraph) -> Resolution:
-        """Which rules act where in this plan."""
+    def resolve(self, call_graph: CallGraph) -> Resolution:
+        """Which rules act where in this call graph."""
         for known in self._resolved:
-            if known.plan is plan:
+            if known.call_graph is call_graph:
                 return known
-        made = self.resolve_anew(plan)
+        made = self.resolve_anew(call_graph)
         self._resolved = [*self._resolved, made][-_KEPT:]
         return made
 
-    def resolve_anew(self, plan: CallGraph) -> Resolution:
-        """The same, for a plan that will not come again."""
+    def resolve_anew(self, call_graph: CallGraph) -> Resolution:
+        """The same, for a call graph that will not come again."""
         model = self._model()
         if model is None:  # only a model that lives is called
             message = "the model of these rules is gone"
             raise RuntimeError(message)
-        return Resolution(plan, self.bound, self.at_edges, model)
+        return Resolution(call_graph, self.bound, self.at_edges, model)
 
     def note(self, site: str) -> None:
         """A site is about to be rewritten."""
@@ -111,9 +111,9 @@ class Pass:
         own: sites that Python observes.
     """
 
-    def __init__(self, rules: NodeRules, recording: ForwardRecord, *, observing: bool) -> None:
+    def __init__(self, rules: NodeRules, forward_record: ForwardRecord, *, observing: bool) -> None:
         self.rules = rules
-        self.recording = recording
+        self.forward_record = forward_record
         self.observing = observing
         self.fired = False
         self.seen: Callable[[Tensor], bool] | None = None
@@ -125,7 +125,7 @@ class Pass:
         self.tally = Tally()
         self._at_edges: dict[str, list[Bound]] = {}
         self._edge_slots: dict[str, int] = {}
-        self._untold: dict[str, str] = {}
+        self._unmeasurable: dict[str, str] = {}
         self._chains: dict[int, tuple[weakref.ref[Tensor], Any, Chain]] = {}
         self._made: Made = {}
         self._nodes: set[Any] = set()  # autograd nodes of the values so far, where a rule needs to know them
@@ -153,12 +153,12 @@ class Pass:
         chain = Chain(self, entry)
         if node is None and value.is_leaf:
             self.rules.leaves.of(value).chain = chain
-            if self.recording.leaves is not None:
-                self.recording.leaves.then(value)
+            if self.forward_record.leaves is not None:
+                self.forward_record.leaves.then(value)
             chain.leaf = True
         else:
             value.register_hook(chain)  # type: ignore[no-untyped-call]
-            self.recording.computed = True
+            self.forward_record.computed = True
             if self._through and node is not None:
                 node.register_hook(Through(self, entry, self._unfit(value, node)))
         chains = self._chains
@@ -186,11 +186,11 @@ class Pass:
         """Whether it is known beforehand that nothing happens at a site."""
         if self.observing or self._through or self.rules.at_edges or index < 0:
             return False
-        if self._table is None and self.recording.plan is not None:
-            self._take(self.rules.resolve(self.recording.graph))
+        if self._table is None and self.forward_record.call_graph is not None:
+            self._take(self.rules.resolve(self.forward_record.graph))
         return self._table is not None and index not in self._table
 
-    def settle(self) -> None:
+    def close(self) -> None:
         """The forward has returned: now it is known which site is which.
 
         Raises:
@@ -198,12 +198,12 @@ class Pass:
         """
         self._chains.clear()
         self._nodes.clear()
-        resolution = self.rules.resolve(self.recording.graph)
+        resolution = self.rules.resolve(self.forward_record.graph)
         self._take(resolution)
         if resolution.uses is not None:
             attaching = Attaching(self, resolution.uses, resolution.at_edges, self._made)
             attaching.attach(self.rules.at_edges)
-            self._edge_slots, self._untold = resolution.at_edges, attaching.untold
+            self._edge_slots, self._unmeasurable = resolution.at_edges, attaching.unmeasurable
             for entry, uses in zip(self.rules.at_edges, resolution.uses.by_rule, strict=True):
                 for use in uses:
                     self._at_edges.setdefault(use.id, []).append(entry)
@@ -216,15 +216,17 @@ class Pass:
 
     def _take(self, resolution: Resolution) -> None:
         self._table, self._after, self._names = resolution.table, resolution.after, resolution.sites
-        escalated = self.recording.escalated
+        escalated = self.forward_record.escalated
         if escalated:  # what a site passes on is measured like what it received
-            self.recording.escalated = escalated | {self._after[n] for n in escalated if n in self._after}
+            self.forward_record.escalated = escalated | {self._after[n] for n in escalated if n in self._after}
 
     def _lost(self) -> set[int]:
-        plan, untold = self.recording.graph, set(self.recording.untold)
-        if not plan.lost:
-            return untold
-        return untold | {n for n, spec in enumerate(plan.sites) if (spec.call, spec.output.position) in plan.lost}
+        call_graph, unmeasurable = self.forward_record.graph, set(self.forward_record.unmeasurable)
+        if not call_graph.lost:
+            return unmeasurable
+        return unmeasurable | {
+            n for n, spec in enumerate(call_graph.sites) if (spec.call, spec.output.position) in call_graph.lost
+        }
 
     def _check(self, state: State, number: int, rule: Rule, sites: list[int], lost: set[int]) -> None:
         where = rule.where
@@ -236,7 +238,7 @@ class Pass:
                 state.audit.expect(place)
             if site in lost:
                 state.not_rewritten.setdefault(place, _LOST)
-            elif site in self.recording.not_required and self._grad_was_on(site):
+            elif site in self.forward_record.not_required and self._grad_was_on(site):
                 state.not_rewritten.setdefault(place, _NO_GRADIENT)
             else:
                 state.not_rewritten.pop(place, None)
@@ -249,29 +251,29 @@ class Pass:
 
     def _grad_was_on(self, site: int) -> bool:
         """Values computed without gradients may be computed again by a checkpoint, and then rules act there."""
-        plan = self.recording.graph
-        on: bool = plan.calls[plan.sites[site].call].grad_enabled
+        call_graph = self.forward_record.graph
+        on: bool = call_graph.calls[call_graph.sites[site].call].grad_enabled
         return on
 
     # ---- backward ----------------------------------------------------------------------------------------------
 
-    def told(self, number: int) -> tuple[Rewritten, int] | None:
+    def recorded(self, number: int) -> tuple[Rewritten, int] | None:
         """For the flow: what the rules at a site did, and the slot of what they passed on."""
         bound = (self._table or {}).get(number)
         if not bound:
             return None
-        return self._told(bound, [(number, place) for place in range(len(bound))]), self._after[number]
+        return self._recorded(bound, [(number, place) for place in range(len(bound))]), self._after[number]
 
-    def told_of_edge(self, edge: Edge) -> tuple[Rewritten, int] | None:
+    def recorded_at_edge(self, edge: Edge) -> tuple[Rewritten, int] | None:
         """For the flow: what the rules at an edge did, and the slot of what came; what went on is in the next one."""
         words = edge_words(edge) if self._at_edges else ""
         bound = self._at_edges.get(words)
         if bound is None:
             return None
-        told = self._told(bound, [(words, id(state), number) for state, number, _ in bound])
-        return dataclasses.replace(told, reason=self._untold.get(words)), self._edge_slots[words]
+        recorded = self._recorded(bound, [(words, id(state), number) for state, number, _ in bound])
+        return dataclasses.replace(recorded, reason=self._unmeasurable.get(words)), self._edge_slots[words]
 
-    def _told(self, bound: Sequence[Bound], keys: Sequence[Hashable]) -> Rewritten:
+    def _recorded(self, bound: Sequence[Bound], keys: Sequence[Hashable]) -> Rewritten:
         audited = [state.audit.level == "full" for state, _, _ in bound]
         return self.tally.of([rule.name for _, _, rule in bound], keys, audited)
 
@@ -290,24 +292,24 @@ class Pass:
             if index < 0:
                 continue
             if observe and entry.own:
-                self.recording.sink.observe(self.recording, index, result)
+                self.forward_record.sink.observe(self.forward_record, index, result)
             bound = table.get(index)
             if bound is not None:
                 result = self._rewrite(index, bound, result)
                 if observe and index in self._after:
-                    self.recording.sink.observe(self.recording, self._after[index], result)
+                    self.forward_record.sink.observe(self.forward_record, self._after[index], result)
         return None if result is gradient else result
 
     def measure(self, slot: int, gradient: Tensor) -> None:
         """Record a gradient in a slot, where that is wanted."""
         if self.observing and slot >= 0:
-            self.recording.sink.observe(self.recording, slot, gradient)
+            self.forward_record.sink.observe(self.forward_record, slot, gradient)
 
     def _known_table(self) -> dict[int, tuple[Bound, ...]]:
         if self._table is not None:
             return self._table
         # A backward pass inside of the model's forward: the calls up to here are known, and keep their sites.
-        early = self.rules.resolve_anew(self.recording.partial())
+        early = self.rules.resolve_anew(self.forward_record.partial())
         self._names = early.sites
         return early.table
 

@@ -123,7 +123,7 @@ class BackwardRules(Events[_Event]):
                 contributed[key] = (before.parameter, added.detach())
         new = separate(compute(self.at_end, self._units, contributed))
         for key, (parameter, came) in contributed.items() if self._state.windows else ():
-            self._state.tell(parameter, (came, new.get(key, (parameter, came))[1]), "backward")
+            self._state.record(parameter, (came, new.get(key, (parameter, came))[1]), "backward")
         with torch.no_grad():
             for key, (parameter, gradient) in new.items():
                 saved = event.before[key].saved
@@ -170,7 +170,7 @@ class _OnArrival:
             self.rules.changed(self.name)
         parameter = self.parameter()
         if parameter is not None and self.state.windows and not self.state.quiet():
-            self.state.tell(parameter, (gradient, result), "arrival", self.number)
+            self.state.record(parameter, (gradient, result), "arrival", self.number)
         return None if result is gradient else result
 
 

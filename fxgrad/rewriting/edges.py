@@ -47,24 +47,24 @@ class Use:
 
 
 class Uses:
-    """Which edges of a plan the rules of a model select."""
+    """Which edges of a call graph the rules of a model select."""
 
-    def __init__(self, plan: CallGraph, sites: Any, bound: list[Bound], around: Surroundings) -> None:
+    def __init__(self, call_graph: CallGraph, sites: Any, bound: list[Bound], around: Surroundings) -> None:
         self.by_rule: list[list[Use]] = []
-        self.known = [_producer(edge) for edge in plan.edges]
+        self.known = [_producer(edge) for edge in call_graph.edges]
         self.consumers: list[dict[str, None]] = []  # by rule: what takes the values that its selection may mean
-        nodes = {node.key: node for node in plan.nodes}
+        nodes = {node.key: node for node in call_graph.nodes}
         number = {site.id: n for n, site in enumerate(sites)}
         of_node: dict[str, list[int]] = {}
         for n, site in enumerate(sites):
             of_node.setdefault(site.key, []).append(n)
         count: dict[tuple[str, str], int] = {}
-        for edge in plan.edges:
+        for edge in call_graph.edges:
             count[_pair(edge)] = count.get(_pair(edge), 0) + 1
         for _, _, rule in bound:
             where: Any = rule.where
             selected, consumers = [], dict[str, None]()
-            for edge in plan.edges:
+            for edge in call_graph.edges:
                 site, key = number.get(_producer(edge)), edge.consumer.key
                 if site is None or not selects(rule, sites[site].id, where.takes_producer, sites[site], around):
                     continue
@@ -103,8 +103,8 @@ class EdgeHook:
             if not state.runs(rule):
                 continue
             try:
-                tell = functools.partial(self.run.tally.note, (self.use.id, id(state), number))
-                result = state.one(number, self.use.id, result, tell)
+                note = functools.partial(self.run.tally.note, (self.use.id, id(state), number))
+                result = state.one(number, self.use.id, result, note)
             except RuleError as error:
                 raise RuleError(self.run.with_done(error)) from (error.__cause__ or error)
         self.run.measure(self.slot + 1 if self.slot >= 0 else -1, result)
@@ -118,11 +118,11 @@ class Attaching:
     """Puts the hooks of all edge rules on the operations of a forward call that has returned.
 
     Attributes:
-        untold: by edge, why no rule acts there, or why what came there cannot be told.
+        unmeasurable: by edge, why no rule acts there, or why what came there cannot be told.
     """
 
     def __init__(self, run: Any, uses: Uses, slots: Mapping[str, int], made: Made) -> None:
-        self.untold: dict[str, str] = {}
+        self.unmeasurable: dict[str, str] = {}
         self._run = run
         self._uses = uses
         self._slots = slots
@@ -163,7 +163,9 @@ class Attaching:
             return _not_single(rule, use, len(places), len(together))
         for one, place in zip(together, places, strict=True):
             if use.among > 1:
-                self.untold[one.id] = "its consumer takes the value several times, and which part is which is not known"
+                self.unmeasurable[one.id] = (
+                    "its consumer takes the value several times, and which part is which is not known"
+                )
             hook = self._hooks.get(place)
             if hook is None:
                 slot = -1 if use.among > 1 else self._slots[one.id]
@@ -176,7 +178,7 @@ class Attaching:
     def _leave(self, entry: Bound, uses: list[Use], why: str) -> None:
         state, number, _ = entry
         for use in uses:
-            self.untold[use.id] = why
+            self.unmeasurable[use.id] = why
             state.not_rewritten.setdefault((number, use.id), why)
 
 

@@ -35,8 +35,8 @@ class Chain:
 
     def __call__(self, gradient: Tensor) -> Tensor | None:
         """The gradient after observation and rules; None where no rule changed it."""
-        recording = self.run.recording
-        own = not self.leaf or recording.task == current_backward() or not recording.computed
+        forward_record = self.run.forward_record
+        own = not self.leaf or forward_record.task == current_backward() or not forward_record.computed
         return self.run.gradient(self.entries, gradient, observe=own)
 
 

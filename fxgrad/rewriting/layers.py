@@ -191,7 +191,7 @@ class StepRules:
         touched = self._touched(wanted)
         for key, (parameter, before) in gradients.items() if self._state.windows else ():
             if key in touched:
-                self._state.tell(parameter, (before, new.get(key, (parameter, before))[1]), "step")
+                self._state.record(parameter, (before, new.get(key, (parameter, before))[1]), "step")
         for parameter, gradient in new.values():
             parameter.grad = gradient
         for parameter in parameters:

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 
 class Resolution:
-    """Which rules act at which sites of one plan."""
+    """Which rules act at which sites of one call graph."""
 
-    def __init__(self, plan: CallGraph, bound: list[Bound], at_edges: list[Bound], model: nn.Module) -> None:
-        self.plan = plan
-        self.sites = bare_sites(plan)
-        around = Surroundings(model, _returned(plan))
+    def __init__(self, call_graph: CallGraph, bound: list[Bound], at_edges: list[Bound], model: nn.Module) -> None:
+        self.call_graph = call_graph
+        self.sites = bare_sites(call_graph)
+        around = Surroundings(model, _returned(call_graph))
         self.table: dict[int, tuple[Bound, ...]] = {}
         self.by_rule: list[list[int]] = []
         for entry in bound:
@@ -36,9 +36,9 @@ class Resolution:
             self.by_rule.append(numbers)
             for number in numbers:
                 self.table[number] = (*self.table.get(number, ()), entry)
-        self.uses = Uses(plan, self.sites, at_edges, around) if at_edges else None
+        self.uses = Uses(call_graph, self.sites, at_edges, around) if at_edges else None
         #: A gradient after the rules is recorded behind the sites and edge sites: site -> index.
-        behind = len(self.sites) + len(plan.fan_out)
+        behind = len(self.sites) + len(call_graph.fan_out)
         self.after = {number: behind + n for n, number in enumerate(sorted(self.table))}
         #: Behind these what comes to each edge, and next to it what goes on: edge in words -> index.
         behind += len(self.after)
@@ -46,12 +46,12 @@ class Resolution:
         self.at_edges = {words: behind + 2 * n for n, words in enumerate(used)}
 
 
-def bare_sites(plan: CallGraph) -> tuple[Site, ...]:
-    """The sites of a plan, without statistics."""
+def bare_sites(call_graph: CallGraph) -> tuple[Site, ...]:
+    """The sites of a call graph, without statistics."""
     return tuple(
-        Site(plan.nodes[spec.call], spec.output.position, spec.output.shape, _dtype_word(spec.output.dtype),
+        Site(call_graph.nodes[spec.call], spec.output.position, spec.output.shape, _dtype_word(spec.output.dtype),
              str(spec.output.device), None)
-        for spec in plan.sites
+        for spec in call_graph.sites
     )  # fmt: skip
 
 
@@ -59,9 +59,9 @@ def _dtype_word(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _returned(plan: CallGraph) -> dict[str, frozenset[str]]:
+def _returned(call_graph: CallGraph) -> dict[str, frozenset[str]]:
     found: dict[str, frozenset[str]] = {}
-    for call in plan.module_calls:
+    for call in call_graph.module_calls:
         found[call.path] = found.get(call.path, frozenset()) | frozenset(call.outputs)
     return found
 

@@ -82,8 +82,8 @@ class State:
         """Whether a rule runs at the present step."""
         return self.active and rule.when.includes(self.step)
 
-    def one(self, number: int, place: str, gradient: Tensor, tell: Callable[[Any], None] | None = None) -> Tensor:
-        """Run a rule on one gradient; ``tell`` takes what ``Audit.note`` returns.
+    def one(self, number: int, place: str, gradient: Tensor, note: Callable[[Any], None] | None = None) -> Tensor:
+        """Run a rule on one gradient; ``note`` takes what ``Audit.note`` returns.
 
         Raises:
             RuleError: the rule raised or broke its contract.
@@ -91,8 +91,8 @@ class State:
         rule = self.rules[number]
         result = apply_to_one(rule, gradient, self.moment(number, place))
         changed = self.audit.note((number, place), {"": gradient}, {"": result})
-        if tell is not None:
-            tell(changed)
+        if note is not None:
+            note(changed)
         return result
 
     def several(self, number: int, place: str, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -106,7 +106,7 @@ class State:
         self.audit.note((number, place), gradients, result)
         return result
 
-    def tell(self, parameter: Tensor, way: tuple[Tensor, Tensor], moment: str, number: int = 0) -> None:
+    def record(self, parameter: Tensor, way: tuple[Tensor, Tensor], moment: str, number: int = 0) -> None:
         """Tell a watch what rules made of the gradient of a parameter (``way``: before, after), where one looks.
 
         ``moment`` is their ``per``, ``number`` tells those of one moment apart that run one by one.

@@ -134,7 +134,7 @@ class Window:
             for state in self._states:
                 state.windows.discard(self)
 
-    def told(self) -> dict[int, Rewritten]:
+    def recorded(self) -> dict[int, Rewritten]:
         """What the rules did, by id of a parameter that they act on."""
         self.close()
         names: dict[int, list[str]] = {}
@@ -151,14 +151,14 @@ class Window:
                 for key in names}  # fmt: skip
 
     def _with_norms(
-        self, key: int, told: Rewritten, measured: Sequence[Statistics | None], failures: Mapping[int, str]
+        self, key: int, recorded: Rewritten, measured: Sequence[Statistics | None], failures: Mapping[int, str]
     ) -> Rewritten:
         number = self._numbers.get(key)
         if number is None:
-            return dataclasses.replace(told, reason=_NONE_CAME)
+            return dataclasses.replace(recorded, reason=_NONE_CAME)
         before, after = measured[number : number + 2]
         failed = [failures[n] for n in (number, number + 1) if n in failures]
-        return dataclasses.replace(told, before=before, after=after, reason=failed[0] if failed else None)
+        return dataclasses.replace(recorded, before=before, after=after, reason=failed[0] if failed else None)
 
 
 class Windows:

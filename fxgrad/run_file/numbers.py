@@ -82,10 +82,10 @@ def split(flow: GradientFlow, fixed: Fixed | None = None) -> Parts:
     """
     numbers: array[float] = array("d")
     ragged: Ragged = []
-    plan = _plan(GradientFlow)
+    call_graph = _plan(GradientFlow)
     known: Fixed = {} if fixed is None else fixed
-    signature: list[Any] = [plan.fixed(flow)]
-    for value, (name, kind) in zip(plan.inner(flow), plan.nested, strict=True):
+    signature: list[Any] = [call_graph.fixed(flow)]
+    for value, (name, kind) in zip(call_graph.inner(flow), call_graph.nested, strict=True):
         if kind != "records":
             signature.append(None if value is None else _taken(value, numbers, ragged))
             continue
@@ -208,9 +208,9 @@ def _has_numbers(kind: type) -> bool:
 
 def _taken(record: Any, numbers: array[float], ragged: Ragged) -> tuple[Any, ...]:
     """The signature of a record; its numbers go to the end of ``numbers``."""
-    plan = _plan(type(record))
-    signature = [plan.fixed(record), _put(plan.numbers(record), numbers)]
-    for value, (_, kind) in zip(plan.inner(record), plan.nested, strict=True):
+    call_graph = _plan(type(record))
+    signature = [call_graph.fixed(record), _put(call_graph.numbers(record), numbers)]
+    for value, (_, kind) in zip(call_graph.inner(record), call_graph.nested, strict=True):
         if value is None:
             signature.append(None)
         elif kind == "record":
@@ -234,13 +234,13 @@ def _put(values: tuple[Any, ...], numbers: array[float]) -> Any:
 
 
 def _filled(record: Any, numbers: Iterator[float], ragged: Iterator[tuple[int, ...]]) -> Any:
-    plan = _plan(type(record))
+    call_graph = _plan(type(record))
     made: dict[str, Any] = {}
-    for name, kind in plan.kinds:  # numbers first, in the order in which they were taken
+    for name, kind in call_graph.kinds:  # numbers first, in the order in which they were taken
         if kind in ("float", "int"):
             value = getattr(record, name)
             made[name] = None if value is None else next(numbers) if kind == "float" else int(next(numbers))
-    for name, kind in plan.nested:
+    for name, kind in call_graph.nested:
         value = getattr(record, name)
         if value is None:
             continue
@@ -258,11 +258,11 @@ def _filled(record: Any, numbers: Iterator[float], ragged: Iterator[tuple[int, .
 
 def _names(record: Any) -> Iterator[str]:
     """What each number of a record is, in order."""
-    plan = _plan(type(record))
-    for name, kind in plan.kinds:
+    call_graph = _plan(type(record))
+    for name, kind in call_graph.kinds:
         if kind in ("float", "int") and getattr(record, name) is not None:
             yield name
-    for name, kind in plan.nested:
+    for name, kind in call_graph.nested:
         value = getattr(record, name)
         if value is None or kind == "ragged":
             continue

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fxgrad.presenting import presenter
 from fxgrad.schema.drawing import PictureWords
 from fxgrad.schema.findings import Finding
 from fxgrad.schema.flow import GradientFlow
-from fxgrad.schema.late import late
 from fxgrad.schema.lines import in_a_line
 from fxgrad.schema.words import NormWord
 
@@ -71,8 +71,7 @@ class Comparison:
         Neutral is as large as in the first flow, blue is smaller and red is larger.  Options as of
         ``GradientFlow.to_svg``; ``findings`` are those of the second flow unless others are given.
         """
-        text: str = late("fxgrad.render.comparing", "to_svg")(self, path, options)
-        return text
+        return presenter().comparison_svg(self, path, options)
 
     def __repr__(self) -> str:
         """How many findings are gone, new and left."""
@@ -81,5 +80,4 @@ class Comparison:
 
     def __str__(self) -> str:
         """What changed, in lines: findings first, then the values that changed most."""
-        text: str = late("fxgrad.render.comparing", "comparison_text")(self)
-        return text
+        return presenter().comparison_text(self)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from fxgrad.schema.late import late
+from fxgrad.presenting import presenter
 from fxgrad.schema.lines import in_a_line
 from fxgrad.schema.records import Node
 
@@ -112,8 +112,7 @@ class Finding:
 
     def __str__(self) -> str:
         """One line: severity, check, place, source line and message."""
-        line: str = late("fxgrad.render.findings", "one_line")(self)
-        return line
+        return presenter().finding_line(self)
 
 
 @in_a_line("rule", "reason")
@@ -162,15 +161,12 @@ class Diagnosis:
 
     def __str__(self) -> str:
         """The ranked findings, and what was not checked, as plain text."""
-        text: str = late("fxgrad.render.findings", "plain_text")(self)
-        return text
+        return presenter().findings_text(self)
 
     def __rich__(self) -> Group:
         """The same for rich, which colours the severities and wraps the lines."""
-        found: Group = late("fxgrad.render.findings", "rich_text")(self)
-        return found
+        return presenter().findings_rich(self)
 
     def _repr_html_(self) -> str:
         """The same for a notebook."""
-        text: str = late("fxgrad.render.findings", "html_text")(self)
-        return text
+        return presenter().findings_html(self)

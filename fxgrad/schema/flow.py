@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from fxgrad.schema.drawing import PictureWords, TableWords
+from fxgrad.presenting import presenter
+from fxgrad.schema.drawing import PageWords, PictureWords, TableWords
 from fxgrad.schema.failure import Failure
 from fxgrad.schema.findings import Diagnosis, Finding, NotChecked
-from fxgrad.schema.late import late as _late
 from fxgrad.schema.lines import in_a_line
 from fxgrad.schema.ranks import Ranks, path_here
 from fxgrad.schema.records import BlindSpot, Edge, ModuleCall, ModuleFlow, Node, ParameterRecord, Site
@@ -21,10 +21,9 @@ if TYPE_CHECKING:
     import networkx as nx
     import pandas as pd
     from matplotlib.figure import Figure
+    from rich.console import RenderableType
     from rich.table import Table
     from typing_extensions import Unpack
-
-    from fxgrad.render.report import Report
 
 _NAME = 40  # characters of a model's name in the short form
 
@@ -147,13 +146,11 @@ class GradientFlow(_Judged):
         Raises:
             fxgrad.errors.SiteNotFoundError: there is none; the message lists near names.
         """
-        found: Site = _late("fxgrad.graph", "find_site")(self, name)
-        return found
+        return presenter().find_site(self, name)
 
     def modules(self) -> tuple[ModuleFlow, ...]:
         """Gradient in, gradient out and gain of every module call, by full path, in forward order."""
-        found: tuple[ModuleFlow, ...] = _late("fxgrad.graph", "module_flows")(self)
-        return found
+        return presenter().module_flows(self)
 
     @property
     def diagnosis(self) -> Diagnosis:
@@ -161,7 +158,7 @@ class GradientFlow(_Judged):
         try:
             return self._diagnosis
         except AttributeError:
-            found: Diagnosis = _late("fxgrad.diagnosis", "diagnose")(self)
+            found: Diagnosis = presenter().diagnose(self)
             object.__setattr__(self, "_diagnosis", found)
             return found
 
@@ -177,37 +174,41 @@ class GradientFlow(_Judged):
 
     def to_networkx(self) -> nx.DiGraph[str]:
         """A DiGraph with one node per graph node and all statistics as plain attributes (GraphML-ready)."""
-        graph: nx.DiGraph[str] = _late("fxgrad.graph", "to_networkx")(self)
-        return graph
+        return presenter().to_networkx(self)
 
     def to_dot(self, path: str | Path | None = None, **options: Unpack[PictureWords]) -> str:
         """Graphviz DOT text (options: see ``fxgrad.schema.PictureWords``), also written to ``path`` if given.
 
         ``findings`` are those of this flow unless others are given (those of a series, or ``()`` for none).
         """
-        text: str = _late("fxgrad.render.dot", "to_dot")(
-            self, path_here(self.ranks, path), self._with_findings(options)
-        )
-        return text
+        return presenter().to_dot(self, path_here(self.ranks, path), self._with_findings(options))
 
     def to_svg(self, path: str | Path | None = None, **options: Unpack[PictureWords]) -> str:
         """The picture as SVG text, also written to ``path`` if given; options as for ``to_dot``."""
-        text: str = _late("fxgrad.render.svg", "to_svg")(
-            self, path_here(self.ranks, path), self._with_findings(options)
-        )
-        return text
+        return presenter().flow_svg(self, path_here(self.ranks, path), self._with_findings(options))
+
+    def to_html(self, path: str | Path | None = None, **options: Unpack[PageWords]) -> str:
+        """An interactive page in one file, opened without a network; also written to ``path`` if given.
+
+        Options: see ``fxgrad.schema.PageWords``.
+
+        Raises:
+            OptionError: an unknown option or value, or a norm that was not measured at this level.
+            FlowFileError: the file cannot be written.
+        """
+        given = {"findings": self.diagnosis} if options.get("findings") is None else {}
+        return presenter().flow_page(self, path_here(self.ranks, path), {**options, **given})
 
     def to_json(self, path: str | Path | None = None) -> str:
         """Versioned strict JSON, also written to ``path`` if given."""
-        text: str = _late("fxgrad.store", "to_json")(self, path_here(self.ranks, path))
-        return text
+        return presenter().to_json(self, path_here(self.ranks, path))
 
     def to_csv(self, path: str | Path | None = None, *, of: Literal["values", "parameters"] = "values") -> str:
         """A row for each value (or parameter) and a column for each statistic; also written to ``path`` if given."""
-        text: str = _late("fxgrad.frames", "to_csv")([self], of)
+        text: str = presenter().to_csv([self], of)
         path = path_here(self.ranks, path)
         if path is not None:
-            _late("fxgrad.store", "write_whole")(Path(path), text)
+            presenter().write_whole(Path(path), text)
         return text
 
     def to_pandas(self, *, of: Literal["values", "parameters"] = "values") -> pd.DataFrame:
@@ -216,8 +217,7 @@ class GradientFlow(_Judged):
         Raises:
             OptionError: pandas is not installed, or ``of`` is unknown.
         """
-        frame: pd.DataFrame = _late("fxgrad.frames", "to_pandas")([self], of)
-        return frame
+        return presenter().to_pandas([self], of)
 
     def plot(self, path: str | Path | None = None, *, norm: NormWord = "l2_norm") -> Figure:
         """The depth profile as a matplotlib figure: norm against depth on a log scale; saved to ``path`` if given.
@@ -225,13 +225,11 @@ class GradientFlow(_Judged):
         Raises:
             OptionError: matplotlib is not installed, or ``norm`` is unknown or was not measured.
         """
-        figure: Figure = _late("fxgrad.render.plots", "plot_flow")(self, path_here(self.ranks, path), norm=norm)
-        return figure
+        return presenter().plot_flow(self, path_here(self.ranks, path), norm=norm)
 
     def table(self, **options: Unpack[TableWords]) -> Table:
         """A rich table in backward order with the drops that matter and the culprits of findings marked."""
-        found: Table = _late("fxgrad.render.text", "table")(self, **self._with_findings(options))
-        return found
+        return presenter().table(self, **self._with_findings(options))
 
     def _with_findings(self, options: Mapping[str, Any]) -> dict[str, Any]:
         given = options.get("findings")
@@ -245,18 +243,15 @@ class GradientFlow(_Judged):
 
     def __str__(self) -> str:
         """The answer in words: verdict, findings, and a profile of the model, as wide as the terminal."""
-        text: str = _late("fxgrad.render.report", "report_text")(self.__rich__())
-        return text.rstrip("\n")
+        return presenter().flow_text(self)
 
-    def __rich__(self) -> Report:
+    def __rich__(self) -> RenderableType:
         """What rich prints for a flow: the words of ``str``, in colour."""
-        shown: Report = _late("fxgrad.render.report", "Report")(self, self.findings)
-        return shown
+        return presenter().report(self, self.findings)
 
     def _repr_html_(self) -> str:
         """What a notebook shows: the picture and the profile, or the words alone where Graphviz is missing."""
-        text: str = _late("fxgrad.render.svg", "notebook_html")(self, self.diagnosis)
-        return text
+        return presenter().notebook_html(self, self.diagnosis)
 
 
 class Sink(Protocol):

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from fxgrad.presenting import presenter
 from fxgrad.schema.flow import GradientFlow
-from fxgrad.schema.late import late
 from fxgrad.schema.lines import in_a_line
 from fxgrad.schema.ranks import path_here
 from fxgrad.schema.words import NormWord
@@ -61,8 +61,7 @@ class FlowSeries(Sequence[GradientFlow]):
         Raises:
             NoFlowError: there is none; the message says which there are.
         """
-        found: GradientFlow = late("fxgrad.series", "flow_at")(self, step)
-        return found
+        return presenter().flow_at(self, step)
 
     def series(self, key: str, statistic: str = "l2_norm") -> Series:
         """One statistic of one value or parameter over all steps.
@@ -75,20 +74,18 @@ class FlowSeries(Sequence[GradientFlow]):
             SiteNotFoundError: there is no value or parameter of that name.
             OptionError: there is no such statistic.
         """
-        found: Series = late("fxgrad.series", "series_of")(self, key, statistic)
-        return found
+        return presenter().series_of(self, key, statistic)
 
     def sampled(self, most: int) -> Sequence[GradientFlow]:
         """At most so many of the flows, evenly spread; the first and the last are among them."""
-        found: Sequence[GradientFlow] = late("fxgrad.series", "sampled")(self, most)
-        return found
+        return presenter().sampled(self, most)
 
     def to_csv(self, path: str | Path | None = None, *, of: Literal["values", "parameters"] = "values") -> str:
         """A row for each step and value (or parameter); also written to ``path`` if given."""
-        text: str = late("fxgrad.frames", "to_csv")(self, of)
+        text: str = presenter().to_csv(self, of)
         path = path_here(self[-1].ranks if path is not None and len(self) else None, path)
         if path is not None:
-            late("fxgrad.store", "write_whole")(Path(path), text)
+            presenter().write_whole(Path(path), text)
         return text
 
     def to_pandas(self, *, of: Literal["values", "parameters"] = "values") -> pd.DataFrame:
@@ -97,8 +94,7 @@ class FlowSeries(Sequence[GradientFlow]):
         Raises:
             OptionError: pandas is not installed, or ``of`` is unknown.
         """
-        frame: pd.DataFrame = late("fxgrad.frames", "to_pandas")(self, of)
-        return frame
+        return presenter().to_pandas(self, of)
 
     def plot(
         self, path: str | Path | None = None, *, norm: NormWord = "l2_norm", values: Sequence[str] = ()
@@ -114,13 +110,11 @@ class FlowSeries(Sequence[GradientFlow]):
         """
         shown = self.sampled(_PLOTTED)
         path = path_here(self[-1].ranks if path is not None and len(self) else None, path)
-        figure: Figure = late("fxgrad.render.plots", "plot_history")(shown, path, norm=norm, values=values)
-        return figure
+        return presenter().plot_history(shown, path, norm=norm, values=values)
 
     def __str__(self) -> str:
         """A line for each backward pass: what went in at the loss side, what came to the inputs, and NaN or Inf."""
-        text: str = late("fxgrad.render.lines", "history_text")(self)
-        return text
+        return presenter().history_text(self)
 
 
 _PLOTTED = 400  # flows of a heat map: more than it has room for
@@ -144,7 +138,7 @@ class History(tuple[GradientFlow, ...], FlowSeries):
         Raises:
             RanksError: a rank did not come in time, or made another call; the process group can be used as before.
         """
-        return History(late("fxgrad.record.distributed", "flows_of_ranks")(self, timeout=timeout, group=group))
+        return History(presenter().flows_of_ranks(self, timeout=timeout, group=group))
 
     __str__ = FlowSeries.__str__
 

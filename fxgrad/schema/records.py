@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from fxgrad.schema.late import late
+from fxgrad.presenting import presenter
 from fxgrad.schema.lines import in_a_line
 from fxgrad.schema.ranks import Spread
 from fxgrad.schema.statistics import Statistics
@@ -189,8 +189,7 @@ class Site(_HasStatistics):
 
     def __str__(self) -> str:
         """A few lines: what made the value, its gradient, and the value itself where that was measured."""
-        text: str = late("fxgrad.render.lines", "site_text")(self)
-        return text
+        return presenter().site_text(self)
 
     @property
     def passed_on(self) -> Statistics | None:

@@ -388,7 +388,7 @@ def referenced(tensor: Tensor) -> bool:
     ``Tensor._use_count`` counts what C++ holds, such as a graph; where it is missing, the answer is always yes.
     """
     count = getattr(tensor, "_use_count", None)
-    return count is None or sys.getrefcount(tensor) > _UNHELD or count() > 1
+    return count is None or sys.getrefcount(tensor) > _UNREFERENCED or count() > 1
 
 
-_UNHELD = 4  # references: the caller's two, the parameter above, and that of ``getrefcount``
+_UNREFERENCED = 4  # references: the caller's two, the parameter above, and that of ``getrefcount``

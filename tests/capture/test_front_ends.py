@@ -80,7 +80,7 @@ def test_sites_equal_the_oracle(case: models.Case, capture: Any) -> None:
     assert case.twin is not None
     want = oracle.site_gradients(case.twin, model, args, case.loss, kwargs)
     flow = flow_of(case, capture)
-    assert oracle.compare({s.id: s.l2_norm for s in flow.sites}, want, untold=case.untold) == []
+    assert oracle.compare({s.id: s.l2_norm for s in flow.sites}, want, unmeasurable=case.unmeasurable) == []
 
 
 def test_hooks_see_real_tensors_as_often_and_in_the_same_order() -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from tests.faults.catalogue import PROGRAMS
+from tests.faults.catalogue import PROGRAMS, UNSEEN
 from tests.faults.judge import Verdict, judge
 from tests.faults.program import SEEDS, Form
 
@@ -22,6 +22,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "findings" / "accuracy.md"
 START, END = "<!-- accuracy: start -->", "<!-- accuracy: end -->"
 FORMS: tuple[Form, ...] = ("one_shot", "history")
 WORDS = {"one_shot": "One forward and backward", "history": "A short training run"}
+HALVES = {"report": "The report half", "tune": "The tuning half", "unseen": "Written without a look at the checks"}
 HEAD = "| check | programs | runs | found | right check | blamed right | false alarms |\n|---|---|---|---|---|---|---|"
 
 
@@ -30,9 +31,9 @@ def all_verdicts(seeds: Sequence[int], forms: Iterable[Form] = FORMS) -> list[Ve
     return [
         judge(program, seed, form)
         for form in forms
-        for program in PROGRAMS
+        for program in (*PROGRAMS, *UNSEEN)
         if form in program.forms
-        for seed in seeds
+        for seed in seeds[: program.seeds]
     ]  # fmt: skip
 
 
@@ -67,7 +68,7 @@ def tables(verdicts: Sequence[Verdict]) -> str:
     parts = []
     for form in FORMS:
         parts.append(f"## {WORDS[form]}")
-        for half, words in (("report", "The report half"), ("tune", "The tuning half")):
+        for half, words in HALVES.items():
             chosen = [v for v in verdicts if v.form == form and v.program.half == half]
             if chosen:
                 parts += [f"### {words}, {form.replace('_', ' ')}", table(chosen)]

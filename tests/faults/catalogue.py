@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+from pathlib import Path
+
 from tests.faults import (
     advice,
     always_zero,
@@ -31,7 +34,12 @@ from tests.faults import (
     vanishing,
     zero,
 )  # fmt: skip
+from tests.faults.places import UNSEEN as PLACED
 from tests.faults.program import Program, Register
+
+for _file in sorted(Path(__file__).parent.glob("*.py")):
+    if not _file.stem.startswith("test_") and "tests.faults.places import" in _file.read_text(encoding="utf-8"):
+        importlib.import_module(f"tests.faults.{_file.stem}")  # registers its programs
 
 REGISTERS: tuple[Register, ...] = (
     vanishing.VANISHING, exploding.EXPLODING, scale.SCALE, dead.DEAD, zero.ZERO, saturated.SATURATED,
@@ -41,11 +49,12 @@ REGISTERS: tuple[Register, ...] = (
     losses.TWICE, losses.TARGETS, cancelled.CANCELLED, advice.ADVICE, traps.TRAPS, healthy.HEALTHY,
 )  # fmt: skip
 PROGRAMS: tuple[Program, ...] = tuple(program for register in REGISTERS for program in register.programs)
+UNSEEN: tuple[Program, ...] = tuple(PLACED.programs)
 TRAPS = tuple(program for program in PROGRAMS if program.kind == "traps")
 HEALTHY = tuple(program for program in PROGRAMS if not program.expect)
 FAULTS = tuple(program for program in PROGRAMS if program.expect and program.kind != "traps")
 __all__ = [
-    "FAULTS", "HEALTHY", "PROGRAMS", "REGISTERS", "TRAPS",
+    "FAULTS", "HEALTHY", "PROGRAMS", "REGISTERS", "TRAPS", "UNSEEN",
     # imported for what they register
     "healthy_layers", "healthy_losses", "healthy_models", "healthy_nets", "healthy_parameters",
     "healthy_tasks", "healthy_training", "healthy_zeros", "traps_more", "traps_nets",

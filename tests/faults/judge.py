@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -51,7 +52,7 @@ def one_shot(built: Built) -> Diagnosis:
     """What is said of one forward and backward with default options."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns of some of the faults itself
-        return diagnose(fxgrad.gradient_flow(built.model, built.args, loss=built.loss))
+        return diagnose(fxgrad.gradient_flow(built.model, built.args, built.kwargs, loss=built.loss))
 
 
 def history(built: Built) -> Diagnosis:
@@ -67,7 +68,7 @@ def history(built: Built) -> Diagnosis:
 def judge(program: Program, seed: int, form: Form) -> Verdict:
     """The verdict on one run."""
     built = program.build(seed)
-    torch.manual_seed(seed)
+    torch.manual_seed(program.seed_offsets[1] + seed)
     diagnosis = one_shot(built) if form == "one_shot" else history(built)
     broken = [one for one in diagnosis.not_checked if one.reason.startswith("the check raised")]
     if broken:
@@ -85,6 +86,10 @@ def judge(program: Program, seed: int, form: Form) -> Verdict:
 def right_place(program: Program, finding: Finding) -> bool:
     """Whether the finding blames what is to blame."""
     node = finding.node
+    if program.places:
+        names = {finding.place, finding.parameter, node and node.key} - {None}
+        bare = [name.split("[")[0] if name.endswith("]") else name for name in names]
+        return any(re.fullmatch(place, name) for place in program.places for name in bare)
     if program.outside:
         return node is None or node.op == "placeholder"
     if node is None:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 Loss = Callable[[Any], Tensor]
 Form = Literal["one_shot", "history"]
-Half = Literal["tune", "report"]
+Half = Literal["tune", "report", "unseen"]
 BOTH: frozenset[Form] = frozenset({"one_shot", "history"})
 ONE_SHOT: frozenset[Form] = frozenset({"one_shot"})
 HISTORY: frozenset[Form] = frozenset({"history"})
@@ -28,31 +28,35 @@ class Built:
     """A program made from a seed.
 
     Attributes:
-        model, args, loss: one step is ``loss(model(*args)).backward()``.
+        model, args, loss: one step is ``loss(model(*args)).backward()``; without ``loss`` the model returns it.
         optimizer: makes the optimizer of the history form; None: SGD with a small step, without momentum.
         steps: how many steps the history form takes.
         batch: ``(args, loss)`` of a step of the history form; None: the same batch in each.
         loop: the training loop of the history form; None: the usual one.
         scaler: what the loop scales its losses with.
+        kwargs: further arguments of the model.
+        trains: whether some steps on this batch lower the loss.
     """
 
     model: nn.Module
     args: tuple[Any, ...]
-    loss: Loss
+    loss: Loss | None = None
     optimizer: Callable[[nn.Module], Any] | None = None
     steps: int = 6
     batch: Callable[[int], tuple[tuple[Any, ...], Loss]] | None = None
     loop: Callable[[Built, Any], None] | None = None
     scaler: torch.amp.GradScaler | None = None
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    trains: bool = True
 
     def at(self, step: int) -> tuple[tuple[Any, ...], Loss]:
         """Arguments and loss of a step."""
-        return (self.args, self.loss) if self.batch is None else self.batch(step)
+        return (self.args, self.loss or returned) if self.batch is None else self.batch(step)
 
     def loss_at(self, step: int) -> Tensor:
         """The loss of a step."""
         args, loss = self.at(step)
-        return loss(self.model(*args))
+        return loss(self.model(*args, **self.kwargs))
 
     def optimized(self) -> Any:
         """The optimizer of the history form, or a list of several."""
@@ -74,6 +78,11 @@ class Built:
             optimizer.step()
 
 
+def returned(out: Any) -> Tensor:
+    """The loss that a model returns, alone or as a part of its output."""
+    return out if isinstance(out, Tensor) else out.loss
+
+
 @dataclass(frozen=True)
 class Program:
     """A program and the answer that is right for it.
@@ -90,7 +99,11 @@ class Program:
         forms: the forms in which it must be found.
         info_ok: whether the right rule as information counts as found, since training goes on all the same.
         says: words, any of which must stand in the message or the suggestion of the finding.
-        half: thresholds are set on ``tune`` and reported on ``report``.
+        half: thresholds are set on ``tune`` and reported on ``report``; see ``places.py`` for ``unseen``.
+        places: in place of the words, regular expressions; one has to match the blamed key, id or parameter as a whole.
+        real: plain torch's word on one step of it.
+        seed_offsets: what is added to a seed for making it, and for running it.
+        seeds: how many are worth the time.
     """
 
     name: str
@@ -105,10 +118,14 @@ class Program:
     info_ok: bool = False
     says: tuple[str, ...] = ()
     half: Half = "tune"
+    places: tuple[str, ...] = ()
+    real: Callable[[Any], bool] | None = None
+    seed_offsets: tuple[int, int] = (1000, 0)
+    seeds: int = len(SEEDS)
 
     def build(self, seed: int) -> Built:
         """The program from this seed."""
-        torch.manual_seed(1000 + seed)
+        torch.manual_seed(self.seed_offsets[0] + seed)
         return self.make()
 
     def blames(self, *words: str) -> bool:
@@ -146,5 +163,5 @@ class Register:
         """Adds a program that is made by a loop instead of a function of its own."""
         if any(program.name == name for program in self.programs):
             raise ValueError(name)
-        half: Half = "tune" if len(self.programs) % 2 == 0 else "report"
-        self.programs.append(Program(name, self.kind, make, tuple(expect), half=half, **answer))
+        answer.setdefault("half", "tune" if len(self.programs) % 2 == 0 else "report")
+        self.programs.append(Program(name, self.kind, make, tuple(expect), **answer))

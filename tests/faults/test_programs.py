@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from tests.faults import traps_more
-from tests.faults.catalogue import FAULTS, HEALTHY, PROGRAMS, TRAPS
+from tests.faults.catalogue import FAULTS, HEALTHY, PROGRAMS, TRAPS, UNSEEN
+from tests.faults.places import plain_step, trains
 from tests.faults.program import SEEDS, Built, Program
 from tests.faults.replay import Call, calls_of, gain, origins
 
@@ -53,6 +54,14 @@ def test_there_are_enough_of_them() -> None:
     for kind in {p.kind for p in PROGRAMS}:
         halves = [p.half for p in PROGRAMS if p.kind == kind]
         assert abs(halves.count("tune") - halves.count("report")) <= 1
+
+
+@pytest.mark.parametrize("program", named(UNSEEN))
+def test_plain_torch_says_the_same_of_a_program_with_a_proof_of_its_own(program: Program) -> None:
+    built = program.build(0)
+    torch.manual_seed(program.seed_offsets[1])
+    assert program.real is None or program.real(plain_step(built))
+    assert program.expect or not built.trains or trains(built)
 
 
 @pytest.mark.parametrize("program", named(PROGRAMS))

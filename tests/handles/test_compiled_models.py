@@ -111,11 +111,11 @@ def test_a_parameter_that_got_nothing_shows_nothing() -> None:
             beside = self.c(x)  # first, and not used by the loss
             return super().forward(x), beside
 
-    class EventRecord(Net):
+    class Kept(Net):
         def forward(self, x: Tensor) -> Tensor:
             return self.b(torch.sigmoid(self.a(x)))
 
-    kept, gone = EventRecord(0), Net(1)
+    kept, gone = Kept(0), Net(1)
     step(compiled(gone))
     step(compiled(kept))
     del gone

@@ -123,16 +123,16 @@ def test_switching_off_what_a_one_shot_call_finds_off() -> None:
 
 
 def test_the_findings_of_a_flow_are_worked_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fxgrad import diagnosis
+    from fxgrad import presenter
 
     flow = fxgrad.gradient_flow(Scaled(), torch.ones(2))
-    judged, own = [], diagnosis.diagnose
+    judged, own = [], presenter.diagnose
 
     def counting(*args: Any, **kwargs: Any) -> Any:
         judged.append(args)
         return own(*args, **kwargs)
 
-    monkeypatch.setattr(diagnosis, "diagnose", counting)
+    monkeypatch.setattr(presenter, "diagnose", counting)
     flow.table()
     flow.to_dot()
     assert flow.findings == flow.diagnosis.findings

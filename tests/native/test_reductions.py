@@ -19,8 +19,8 @@ from torch._subclasses import FakeTensorMode
 from torch.testing._internal.two_tensor import TwoTensor
 
 from fxgrad.record.histogram import write_histogram
-from fxgrad.record.library import agreement
 from fxgrad.record.library import check as self_check
+from fxgrad.record.library import compare_rows
 from fxgrad.record.statistics import columns, from_full, scaled
 from tests.record.by_hand import check, troublesome
 
@@ -40,7 +40,7 @@ def row_of(native: Any, values: Tensor) -> Tensor:
 
 def checked(native: Any, values: Tensor) -> None:
     row = row_of(native, values)
-    assert agreement(row, columns(values.reshape(-1), values.dtype)).all()
+    assert compare_rows(row, columns(values.reshape(-1), values.dtype)).all()
     check(from_full(row.tolist(), values.numel(), scaled=scaled(values.dtype)), values)
 
 

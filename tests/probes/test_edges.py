@@ -231,23 +231,25 @@ class Collected:
 
     def check(self) -> int:
         """Compare the sum of the parts with the whole where all parts are there; how often."""
-        recording = self.watch.engine.recorder.history[-1].recording
-        plan = recording.plan
-        if any(call.word == "grad" for call in plan.calls):  # a gradient's own graph uses values where no call does
+        forward_record = self.watch.engine.recorder.history[-1].forward_record
+        call_graph = forward_record.call_graph
+        if any(
+            call.word == "grad" for call in call_graph.calls
+        ):  # a gradient's own graph uses values where no call does
             return 0
         uses: dict[Any, list[int]] = defaultdict(list)
-        for index, (ref, _, _) in enumerate(plan.fan_out):
+        for index, (ref, _, _) in enumerate(call_graph.fan_out):
             uses[ref].append(index)
         compared = 0
         silent = ("merged_use", "detached", "no_grad_region", "output_unused")
         for ref, numbers in uses.items():
-            whole = self.seen.get(plan.site_numbers[ref])
-            why = [recording.edges.unmeasured.get(n, ("detached",))[0] for n in numbers]
-            if any(plan.calls[ref.call].same_object):
+            whole = self.seen.get(call_graph.site_numbers[ref])
+            why = [forward_record.edges.unmeasured.get(n, ("detached",))[0] for n in numbers]
+            if any(call_graph.calls[ref.call].same_object):
                 continue  # the hook of a tensor with several names sees what all of them send back
             if whole is None or whole.is_sparse or not set(why) <= set(silent):
                 continue  # a hook that never fired saw nothing come back
-            found = [self.seen[len(plan.sites) + n] for n in numbers if len(plan.sites) + n in self.seen]
+            found = [self.seen[len(call_graph.sites) + n] for n in numbers if len(call_graph.sites) + n in self.seen]
             if found:
                 total = torch.stack(found).sum(0)
                 torch.testing.assert_close(

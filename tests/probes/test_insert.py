@@ -57,11 +57,11 @@ def test_compiled_code_calls_the_recording_in_order_and_computes_the_same() -> N
     function = compiled(insert_probes(graph, numbered(graph)))
     x, y = torch.randn(3), torch.randn(3)
     watcher = Watcher()
-    current.recording = watcher
+    current.forward_record = watcher
     try:
         total, positive = function(nn.Module(), x, y)
     finally:
-        current.recording = None
+        current.forward_record = None
     assert torch.equal(total, x * 2 + x * 2)
     assert torch.equal(positive, torch.relu(y))
     assert [site for site, _ in watcher.seen] == [0, 1, 2, 3, 4]
@@ -76,11 +76,11 @@ def test_item_assignment_is_probed_on_what_it_changes() -> None:
     graph.output(h)
     result = insert_probes(graph, {write: 7})
     watcher = Watcher()
-    current.recording = watcher
+    current.forward_record = watcher
     try:
         out = compiled(result)(nn.Module(), torch.zeros(2))
     finally:
-        current.recording = None
+        current.forward_record = None
     assert watcher.seen == [(7, out)] or watcher.seen[0][1] is out
     assert out.tolist() == [1.0, 0.0]
 

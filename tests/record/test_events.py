@@ -75,7 +75,7 @@ def test_a_pass_that_raises_is_noticed_at_once_and_ended_later(log: Log) -> None
     with pytest.raises(ValueError, match="no"):
         loss(log, refuse).backward()
     assert log.log == [("began", 0), ("raised", 0)]
-    log.settle()
+    log.close_events()
     assert log.log[2:] == [("ended", 0)]
 
 
@@ -96,7 +96,7 @@ def test_a_pass_inside_may_raise_and_be_caught(log: Log) -> None:
 
 
 def test_settling_inside_of_a_pass_ends_nothing(log: Log) -> None:
-    loss(log, log.settle).backward()
+    loss(log, log.close_events).backward()
     assert log.log == [("began", 0), ("ended", 0)]
 
 
@@ -110,7 +110,7 @@ def test_one_thread_leaves_the_events_of_another_alone(log: Log) -> None:
     other = threading.Thread(target=lambda: loss(log, wait).backward())
     other.start()
     assert inside.wait(60)
-    log.settle()
+    log.close_events()
     loss(log).backward()
     go_on.set()
     other.join()
@@ -127,7 +127,7 @@ def silent(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_where_torch_announces_no_end_it_is_at_the_next_occasion() -> None:
     log = Log()
     loss(log).backward()
-    log.settle()
+    log.close_events()
     assert log.log == [("began", 0), ("ended", 0)]
 
 
@@ -139,7 +139,7 @@ def test_nothing_holds_what_has_ended() -> None:
     loss(log).backward()
     with contextlib.suppress(ValueError):
         loss(log, refuse).backward()
-    log.settle()
+    log.close_events()
     gone = weakref.ref(log)
     del log
     gc.collect()

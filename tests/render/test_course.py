@@ -10,7 +10,7 @@ from rich.cells import cell_len
 from typer.testing import CliRunner
 
 import fxgrad
-from fxgrad import diagnosis as rules
+from fxgrad import presenter
 from fxgrad.cli import app
 from fxgrad.errors import OptionError, SiteNotFoundError
 from fxgrad.render.course import course_of, course_text
@@ -51,7 +51,7 @@ def test_a_fading_gradient_fades_from_left_to_right() -> None:
 
 
 def test_chosen_values_and_findings_are_told(monkeypatch) -> None:
-    monkeypatch.setattr(rules, "diagnose", lambda flow: diagnoses.every())
+    monkeypatch.setattr(presenter, "diagnose", lambda flow: diagnoses.every())
     rows = course_text(course_of([*series(3), nan()], values=["/op2"]), 80).splitlines()
     assert [row.split()[0] for row in rows].count("/op2") == 2
     assert rows[2].split()[1] == "▅▅▅!"

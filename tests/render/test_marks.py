@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from fxgrad import diagnosis as rules
+from fxgrad import presenter
 from fxgrad.errors import OptionError
 from fxgrad.render.palette import CULPRIT, CULPRIT_SHAPE, EDGES, LOOKS, WAY, contrast
 from fxgrad.schema import Diagnosis, GradientFlow
@@ -111,7 +111,7 @@ def test_what_lies_outside_of_the_model_is_in_the_title_and_information_in_toolt
 
 
 def test_the_findings_of_the_flow_are_the_default(monkeypatch) -> None:
-    monkeypatch.setattr(rules, "diagnose", lambda flow: diagnoses.every())
+    monkeypatch.setattr(presenter, "diagnose", lambda flow: diagnoses.every())
     flow = flows.chain(3)
     for text in (flow.to_dot(), flow.to_svg(), flow._repr_html_()):
         assert "1 ERROR dead" in text

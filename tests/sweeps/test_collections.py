@@ -142,7 +142,9 @@ def test_sites_of_random_models_equal_the_oracle(first: int) -> None:
             plain_run(watched, args, kwargs, case.loss)
             flow = watch.flow()
         want = oracle.site_gradients(case.twin, case.build()[0], args, case.loss, kwargs)
-        untold = [spot.id for spot in flow.blind_spots if spot.reason == "changed_through_view"]
-        assert oracle.compare({site.id: site.l2_norm for site in flow.sites}, want, untold=untold) == [], case
+        unmeasurable = [spot.id for spot in flow.blind_spots if spot.reason == "changed_through_view"]
+        assert oracle.compare({site.id: site.l2_norm for site in flow.sites}, want, unmeasurable=unmeasurable) == [], (
+            case
+        )
         compared += 1
     assert compared > 30

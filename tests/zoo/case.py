@@ -45,7 +45,7 @@ class Case:
     fx: Fx = "same"
     symbolic: bool | None = True
     twin: Twin | None = None
-    untold: frozenset[str] = frozenset()
+    unmeasurable: frozenset[str] = frozenset()
     training: bool = True
     raises: str | None = None
 

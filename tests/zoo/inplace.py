@@ -130,7 +130,7 @@ def view_twin(model: Any, at: Any, x: Tensor) -> Tensor:
     return at("head", model.head(changed.view(5, 4)))
 
 
-@case("view_inplace", normal(5, 4), twin=view_twin, untold=frozenset({"/view", "/relu_"}))
+@case("view_inplace", normal(5, 4), twin=view_twin, unmeasurable=frozenset({"/view", "/relu_"}))
 class ViewInplace(Pair):
     def forward(self, x: Tensor) -> Tensor:
         h = self.a(x)

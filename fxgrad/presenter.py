@@ -1,0 +1,47 @@
+"""Who presents the data, see ``fxgrad.presenting``: this module is a ``Presenter``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fxgrad.diagnosis import diagnose
+from fxgrad.frames import to_csv, to_pandas
+from fxgrad.graph import find_site, module_flows, to_networkx
+from fxgrad.render.comparing import comparison_text
+from fxgrad.render.comparing import to_svg as comparison_svg
+from fxgrad.render.dot import to_dot
+from fxgrad.render.findings import html_text as findings_html
+from fxgrad.render.findings import one_line as finding_line
+from fxgrad.render.findings import plain_text as findings_text
+from fxgrad.render.findings import rich_text as findings_rich
+from fxgrad.render.lines import history_text, site_text
+from fxgrad.render.page import to_html as flow_page
+from fxgrad.render.plots import plot_flow, plot_history
+from fxgrad.render.report import Report as report  # noqa: N813  # called like the functions
+from fxgrad.render.report import report_text
+from fxgrad.render.svg import notebook_html
+from fxgrad.render.svg import to_svg as flow_svg
+from fxgrad.render.text import table
+from fxgrad.schema import GradientFlow
+from fxgrad.series import flow_at, sampled, series_of
+from fxgrad.store import to_json, write_whole
+
+__all__ = [
+    "comparison_svg", "comparison_text", "diagnose", "find_site", "finding_line", "findings_html", "findings_rich",
+    "findings_text", "flow_at", "flow_page", "flow_svg", "flow_text", "flows_of_ranks", "history_text",
+    "module_flows", "notebook_html", "plot_flow", "plot_history", "report", "sampled", "series_of", "site_text",
+    "table", "to_csv", "to_dot", "to_json", "to_networkx", "to_pandas", "write_whole",
+]  # fmt: skip
+
+
+def flows_of_ranks(flows: Sequence[GradientFlow], *, timeout: float, group: Any) -> Sequence[GradientFlow]:
+    """See ``fxgrad.record.distributed``, which is the one here that loads torch."""
+    from fxgrad.record import distributed
+
+    return distributed.flows_of_ranks(flows, timeout=timeout, group=group)
+
+
+def flow_text(flow: GradientFlow) -> str:
+    """The report of a flow as plain text, as wide as the terminal."""
+    return report_text(report(flow, flow.findings)).rstrip("\n")
