@@ -61,8 +61,8 @@ class ForwardRecord:
     __slots__ = (
         "__weakref__", "accumulating", "call_graph", "changed", "computed", "deviation", "differentiated", "edges",
         "end", "escalated", "expected", "freed", "leaves", "not_required", "number", "outside", "parameters", "part",
-        "partial", "places", "recomputed", "record", "reduced", "report", "rewriting", "same", "shapes", "sink", "sizes",
-        "slots", "task", "units", "unmeasurable", "unprobed", "values", "versions", "window", "written",
+        "partial", "places", "recomputed", "record", "reduced", "report", "rewriting", "same", "shapes", "sink",
+        "sizes", "slots", "task", "units", "unmeasurable", "unprobed", "values", "versions", "window", "written",
     )  # fmt: skip
 
     def __init__(self, sink: Any, number: int, expected: int) -> None:
