@@ -13,6 +13,7 @@ from fxgrad.render.findings import one_line as finding_line
 from fxgrad.render.findings import plain_text as findings_text
 from fxgrad.render.findings import rich_text as findings_rich
 from fxgrad.render.lines import history_text, site_text
+from fxgrad.render.page import to_html as flow_page
 from fxgrad.render.plots import plot_flow, plot_history
 from fxgrad.render.report import Report as report  # noqa: N813  # called like the functions
 from fxgrad.render.report import report_text
@@ -25,8 +26,8 @@ from fxgrad.store import to_json, write_whole
 
 __all__ = [
     "comparison_svg", "comparison_text", "diagnose", "find_site", "finding_line", "findings_html", "findings_rich",
-    "findings_text", "flow_at", "flow_svg", "flow_text", "history_text", "module_flows", "notebook_html", "plot_flow",
-    "plot_history", "report", "sampled", "series_of", "site_text", "table", "to_csv", "to_dot", "to_json",
+    "findings_text", "flow_at", "flow_page", "flow_svg", "flow_text", "history_text", "module_flows", "notebook_html",
+    "plot_flow", "plot_history", "report", "sampled", "series_of", "site_text", "table", "to_csv", "to_dot", "to_json",
     "to_networkx", "to_pandas", "write_whole",
 ]  # fmt: skip
 

@@ -103,13 +103,14 @@ class TestRun:
         assert done(*RUN, "-o", "flow.json", "--quiet").stdout == "wrote flow.json\n"
 
     def test_writes_by_suffix(self, folder: Path) -> None:
-        names = ["flow.svg", "flow.dot", "flow.json", "flow.txt"]
+        names = ["flow.svg", "flow.html", "flow.dot", "flow.json", "flow.txt"]
         result = done(*RUN, *(word for name in names for word in ("-o", name)))
         assert files(folder) == set(names)
         for name in names:
             assert f"wrote {name}" in result.stdout
         assert "</svg>" in Path("flow.svg").read_text()
         assert "digraph" in Path("flow.dot").read_text()
+        assert Path("flow.html").read_text().startswith("<!doctype html>")
         assert json.loads(Path("flow.json").read_text())
         assert "first" in Path("flow.txt").read_text()
         assert "\x1b" not in Path("flow.txt").read_text()
@@ -188,8 +189,8 @@ class TestMisuse:
             ([*RUN, "--loss", "models.py:not_a_loss"], "one value", "mean"),
             ([*RUN, "--loss", "no_loss"], "not a known loss", "nll_loss"),
             ([*RUN, "--loss", "nll_loss", "-o", "no/flow.svg"], "there is no folder no", "Make it first"),
-            ([*RUN, "-o", "flow.gif"], "'.gif'", ".svg, .png, .pdf, .dot, .json, .csv, .parquet, .txt"),
-            ([*RUN, "-o", "flow"], "suffix ''", ".svg, .png, .pdf, .dot, .json, .csv, .parquet, .txt"),
+            ([*RUN, "-o", "flow.gif"], "'.gif'", ".svg, .png, .pdf, .html, .dot, .json, .csv, .parquet, .txt"),
+            ([*RUN, "-o", "flow"], "suffix ''", ".svg, .png, .pdf, .html, .dot, .json, .csv, .parquet, .txt"),
             ([*RUN, "--theme", "blue"], "blue", "dark"),
             ([*RUN, "--scale", "log"], "log", "absolute"),
             ([*RUN, "--depth", "-1"], "--depth", "0"),

@@ -45,7 +45,7 @@ Files = Annotated[
         "-o",
         "--output",
         metavar="FILE",
-        help="Write .svg, .png, .pdf, .dot, .json, .csv, .parquet, .txt. May be repeated.",
+        help="Write .html, .svg, .png, .pdf, .dot, .json, .csv, .parquet, .txt. May be repeated.",
     ),
 ]
 Norm = Annotated[NormWord, typer.Option(help="Which norm colours and numbers mean.")]

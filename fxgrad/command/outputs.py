@@ -27,6 +27,8 @@ from fxgrad.schema import (
     DirectionWord,
     GradientFlow,
     NormWord,
+    PageThemeWord,
+    PageWords,
     PictureWords,
     ScaleWord,
     ThemeWord,
@@ -86,6 +88,12 @@ class View:
             parts += [Text(), flow.table(norm=self.drawing.norm, findings=self.diagnosis.findings)]
         return parts
 
+    def page(self) -> PageWords:
+        """The options of its page: light or dark as the reader's system is set, unless dark was asked for."""
+        drawing = self.drawing
+        theme: PageThemeWord = "dark" if drawing.theme == "dark" else "auto"
+        return {"findings": self.diagnosis, "norm": drawing.norm, "scale": drawing.scale, "theme": theme}
+
     def picture(self) -> PictureWords:
         """The options of its picture."""
         words: PictureWords = {"findings": self.diagnosis.findings}
@@ -113,6 +121,7 @@ _WRITERS: Mapping[str, Callable[[GradientFlow, View], str | bytes]] = {
     ".svg": lambda flow, view: flow.to_svg(**view.picture()),
     ".png": lambda flow, view: converted(flow.to_svg(**view.picture()), "png"),
     ".pdf": lambda flow, view: converted(flow.to_svg(**view.picture()), "pdf"),
+    ".html": lambda flow, view: flow.to_html(**view.page()),
     ".dot": lambda flow, view: flow.to_dot(**view.picture()),
     ".json": lambda flow, _: flow.to_json(),
     ".csv": lambda flow, _: to_csv([flow]),

@@ -7,14 +7,14 @@ to ``depth`` module levels containers are drawn as clusters; deeper ones collaps
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from fxgrad.graph import sites_of
 from fxgrad.render.passing import pass_through
 from fxgrad.schema import GradientFlow, Node, Site
 
-__all__ = ["READABLE", "Box", "boxes_of", "container_of", "grouped"]
+__all__ = ["READABLE", "Box", "Splitter", "boxes_of", "container_of", "grouped"]
 
 READABLE = 40  # boxes that fit on one screen
 REPEATS = 3  # fewer repeated blocks are drawn one by one
@@ -82,7 +82,7 @@ def boxes_of(
     flow: GradientFlow, depth: int | None, *, fold: bool, readable: int = READABLE
 ) -> tuple[list[Box], dict[str, int]]:
     """The boxes in forward order, and the box of each node key.  ``depth`` None: as deep as stays ``readable``."""
-    maker = _Boxes(flow, fold=fold)
+    maker = Splitter(flow, fold=fold)
     if depth is None:
         found = maker.at(0)
         for level in range(1, maker.deepest + 1):
@@ -98,7 +98,7 @@ def boxes_of(
     return found, number
 
 
-class _Boxes:
+class Splitter:
     """The boxes of a flow at any depth."""
 
     def __init__(self, flow: GradientFlow, *, fold: bool) -> None:
@@ -114,9 +114,19 @@ class _Boxes:
         self.sites = sites_of(flow)
 
     def at(self, depth: int) -> list[Box]:
+        """The boxes of the whole flow at this depth, folded where that is wanted."""
+        boxes = self.split(self.flow.nodes, depth)
+        return self.folded(boxes) if self.fold else boxes
+
+    def split(self, nodes: Iterable[Node], depth: int, *, into_modules: bool = True) -> list[Box]:
+        """A box for each call of a module at this depth, and for each node above it.
+
+        A value that passes its gradient on as it is goes into the box of what it was made of, a module's box only
+        if ``into_modules``.
+        """
         boxes: list[Box] = []
         home: dict[str, Box] = {}
-        for node in self.flow.nodes:
+        for node in nodes:
             container = self.containers[node.key]
             if len(container) > depth:
                 path = container[depth]
@@ -124,14 +134,14 @@ class _Boxes:
                 if not boxes or boxes[-1].path != path:
                     boxes.append(Box(container[:depth], path, self.types.get(path, ""), []))
                 box = boxes[-1]
-            elif node.key in self.passing and self.sources[node.key][0] in home:
-                box = home[self.sources[node.key][0]]
             else:
-                box = Box(container, "", "", [])
-                boxes.append(box)
+                source = home.get(self.sources[node.key][0]) if node.key in self.passing else None
+                box = source if source and (into_modules or source.single) else Box(container, "", "", [])
+                if box is not source:
+                    boxes.append(box)
             box.nodes.append(node)
             home[node.key] = box
-        return self.folded(boxes) if self.fold else boxes
+        return boxes
 
     def folded(self, boxes: list[Box]) -> list[Box]:
         """Runs of three or more equal blocks, of one box or of several that repeat, become one box each."""

@@ -14,17 +14,18 @@ from dataclasses import dataclass
 from fxgrad.graph import joint_norm
 from fxgrad.schema import Edge, GradientFlow, NormWord, ScaleWord, Site
 
-__all__ = ["DECADES", "Size", "colour", "joint", "scale_of"]
+__all__ = ["COLOURS", "DECADES", "STRIPED", "Size", "colour", "joint", "scale_of"]
 
 #: Decades on either side of the neutral size; what lies beyond has the colour of the end.
 DECADES = 6
 #: From six decades below to six above.
-_COLOURS = (
+COLOURS = (
     "#08306b", "#1b4f94", "#2f76b8", "#5a9fcf", "#93c4e0", "#c9e3ef",
     "#fff6cf",
     "#fedcab", "#fdb675", "#f48645", "#dd5127", "#b2241b", "#740a12",
 )  # fmt: skip
-_STRIPED = 0.5  # decades above the neutral size from which a fill is striped
+#: Decades above the neutral size from which a fill is striped.
+STRIPED = 0.5
 _BARS = "▁▂▃▄▅▆▇█"
 _NEUTRAL_BAR = 4  # place in _BARS of a gradient as large as at the loss
 
@@ -53,7 +54,7 @@ class Size:
 
     def striped(self, value: float) -> bool:
         """Whether a fill is striped, so that grey print tells above from below."""
-        return self.decades(value) > _STRIPED
+        return self.decades(value) > STRIPED
 
     def bar(self, value: float) -> str:
         """One of eight bars, ``▅`` for the neutral size, lower for less and taller for more."""
@@ -68,7 +69,7 @@ class Size:
 
 def colour(decades: float) -> str:
     """The colour of a decade: that of the nearest whole number of decades from the neutral size."""
-    return _COLOURS[round(min(max(decades, -DECADES), DECADES)) + DECADES]
+    return COLOURS[round(min(max(decades, -DECADES), DECADES)) + DECADES]
 
 
 def scale_of(flow: GradientFlow, norm: NormWord = "l2_norm", scale: ScaleWord = "relative") -> Size:

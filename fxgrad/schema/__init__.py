@@ -14,7 +14,15 @@ Units and conventions, used everywhere in the package:
 from __future__ import annotations
 
 from fxgrad.schema.comparing import Change, Comparison
-from fxgrad.schema.drawing import DirectionWord, PictureWords, ScaleWord, TableWords, ThemeWord
+from fxgrad.schema.drawing import (
+    DirectionWord,
+    PageThemeWord,
+    PageWords,
+    PictureWords,
+    ScaleWord,
+    TableWords,
+    ThemeWord,
+)
 from fxgrad.schema.failure import Failure, FailureCause
 from fxgrad.schema.findings import RULES, Confidence, Diagnosis, Finding, NotChecked, Severity
 from fxgrad.schema.flow import CaptureReport, EventInfo, GradientFlow, Sink
@@ -80,6 +88,8 @@ __all__ = [
     "NotChecked",
     "NotRewritten",
     "OptimizerFacts",
+    "PageThemeWord",
+    "PageWords",
     "ParameterRecord",
     "PictureWords",
     "Reason",

@@ -10,6 +10,7 @@ from fxgrad.schema.words import NormWord
 
 ScaleWord = Literal["relative", "absolute"]
 ThemeWord = Literal["light", "dark"]
+PageThemeWord = Literal["auto", "light", "dark"]
 DirectionWord = Literal["down", "right"]
 
 
@@ -31,6 +32,23 @@ class PictureWords(TypedDict, total=False):
     scale: ScaleWord
     theme: ThemeWord
     direction: DirectionWord
+
+
+class PageWords(TypedDict, total=False):
+    """Options of a page; all but ``source`` can be changed in the page.
+
+    ``norm``: ``"l2_norm"``, ``"rms"`` or ``"max_abs"``, the number in the boxes and behind the colours.
+    ``scale``: colours by the gradient against that at the loss side (``"relative"``), or by the norm itself.
+    ``theme``: ``"light"``, ``"dark"``, or ``"auto"``, as the reader's system is set.
+    ``source``: whether the lines of code around each call are put into the file.
+    ``findings``: those that are listed; a ``Diagnosis`` does as well, None stands for those of the flow.
+    """
+
+    norm: NormWord
+    scale: ScaleWord
+    theme: PageThemeWord
+    source: bool
+    findings: Iterable[Finding] | Diagnosis | None
 
 
 class TableWords(TypedDict, total=False):

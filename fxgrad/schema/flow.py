@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from fxgrad.presenting import presenter
-from fxgrad.schema.drawing import PictureWords, TableWords
+from fxgrad.schema.drawing import PageWords, PictureWords, TableWords
 from fxgrad.schema.failure import Failure
 from fxgrad.schema.findings import Diagnosis, Finding, NotChecked
 from fxgrad.schema.lines import in_a_line
@@ -181,6 +181,18 @@ class GradientFlow(_Judged):
     def to_svg(self, path: str | Path | None = None, **options: Unpack[PictureWords]) -> str:
         """The picture as SVG text, also written to ``path`` if given; options as for ``to_dot``."""
         return presenter().flow_svg(self, path, self._with_findings(options))
+
+    def to_html(self, path: str | Path | None = None, **options: Unpack[PageWords]) -> str:
+        """An interactive page in one file, opened without a network; also written to ``path`` if given.
+
+        Options: see ``fxgrad.schema.PageWords``.
+
+        Raises:
+            OptionError: an unknown option or value, or a norm that was not measured at this level.
+            FlowFileError: the file cannot be written.
+        """
+        given = {"findings": self.diagnosis} if options.get("findings") is None else {}
+        return presenter().flow_page(self, path, {**options, **given})
 
     def to_json(self, path: str | Path | None = None) -> str:
         """Versioned strict JSON, also written to ``path`` if given."""
