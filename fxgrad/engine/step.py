@@ -264,6 +264,10 @@ class Engine:
         if not self._live:
             self.parameters.remove()
 
+    def tell(self, ended: Callable[[list[EventRecord]], None]) -> None:
+        """Have each event told when it ends."""
+        self.recorder.ended = ended
+
     def close(self) -> None:
         """Take every hook off."""
         self.recorder.close_events()

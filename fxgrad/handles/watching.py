@@ -75,29 +75,32 @@ class Watch:
         """``one_shot``: for a single call, which may lie above an outer watch on the same model."""
         if not one_shot:
             refuse_unwatchable(model)
-        self._model = model
-        self._every = every
-        self._forwards = 0
-        self._paused = False
+        self._begin(model, every)
         self.one_shot = one_shot
         patched = patching(model)
         kind = GraphEngine if options.capture == "symbolic" else Engine
         self.engine = kind(model, patched.plain, options)
         self._patched = patched.add(self)
         self._patched.one_shots += one_shot
-        around = Around() if around is None else around
-        self._training, self._alarms = self._surround(around)
-        self._logbook = around.logbook.opened(self.engine.latest, self._alarms.report)
+        self._surround(Around() if around is None else around)
 
-    def _surround(self, around: Around) -> tuple[Training | None, Alarms]:
+    def _begin(self, model: nn.Module, every: int) -> None:
+        self._model = model
+        self._every = every
+        self._forwards = 0
+        self._paused = False
+        self.one_shot = False
+
+    def _surround(self, around: Around) -> None:
         engine = self.engine
         if around.optimizers or around.scaler is not None:
             engine.training = Training(engine.recorder, around.optimizers, around.scaler)
         scale_of = (lambda _: None) if engine.training is None else engine.training.scale_of
         alarms = Alarms(around.limits, around.on_finding, engine.flow_of, scale_of)
         if around.limits:
-            engine.recorder.ended = alarms.ended
-        return engine.training, alarms
+            engine.tell(alarms.ended)
+        self._training, self._alarms = engine.training, alarms
+        self._logbook = around.logbook.opened(engine.latest, alarms.report)
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the model's own forward, observed where this call is to be."""
