@@ -183,7 +183,7 @@ def _read(coming: Coming) -> _Read | None:
     like = (
         _Same(graph), graph.asked, graph.hidden, len(graph.lost), graph.loss, layouts, forward.report,
         tuple(forward.shape_of(n) for n in range(len(graph.sites)) if n not in places[0]),
-        forward.unmeasurable, forward.not_required, forward.same, forward.unprobed, forward.outside,
+        forward.unmeasurable, forward.not_required, forward.same, forward.unprobed, forward.outside, forward.reduced,
         forward.frozen_places, tuple((names, p.shape, p.dtype, p.device) for _, names, p in forward.parameters),
     )  # fmt: skip
     return _Read(like, values, places[0], places[1] if len(places) > 1 else {})

@@ -146,7 +146,7 @@ def read_norms(
     """
     for part in parts:
         part.finish()
-        if part.failures or part.channels:
+        if part.failures or part.channels or part.placed:
             return None
     rows = _on_host(parts)
     batches: dict[Batch, int] = {}
