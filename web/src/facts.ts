@@ -124,6 +124,16 @@ export class Facts {
     return value === null || look !== MEASURED ? -1 : Math.abs(decadesOf(value, this.reference));
   }
 
+  /** In a comparison, how many decades a value moved; what began or ceased to be an ordinary number comes first. */
+  moved(site: number): number {
+    const { sites, before } = this.reading;
+    if (before === null) return 0;
+    const value = this.value([site]);
+    if (sites.look[site] === MEASURED && before.look[site] === MEASURED && value !== null)
+      return Math.abs(Math.log10(value));
+    return sites.look[site] === before.look[site] ? 0 : Number.POSITIVE_INFINITY;
+  }
+
   /** The worst value inside, the one in the middle by size, and the last, which lies nearest to the loss. */
   inside(nodes: readonly number[]): Inside | null {
     const sites = this.measured(nodes);
