@@ -23,13 +23,12 @@ can be read and drawn without torch.
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from fxgrad.presenting import Presenter, presented_by
 
 if TYPE_CHECKING:
-    from fxgrad import rules, testing
+    from fxgrad import integrations, rules, testing
     from fxgrad.api import Rewrite, Watch, gradient_flow, instrument, rewrite, watch
     from fxgrad.comparison import compare
     from fxgrad.diagnosis import Thresholds, diagnose
@@ -89,6 +88,7 @@ __all__ = [
     "flow_of",
     "gradient_flow",
     "instrument",
+    "integrations",
     "load",
     "load_series",
     "open_run",
@@ -129,6 +129,7 @@ _HOME = {
     "flow_of": "fxgrad.handles.dynamo_backend",
     "gradient_flow": "fxgrad.api",
     "instrument": "fxgrad.api",
+    "integrations": "fxgrad",
     "load": "fxgrad.store",
     "load_series": "fxgrad.store",
     "open_run": "fxgrad.run_file",
@@ -141,9 +142,10 @@ _HOME = {
 
 
 def _presenter() -> Presenter:
-    from fxgrad import presenter
+    from fxgrad.loading import loaded
 
-    return presenter
+    found: Presenter = loaded("fxgrad.presenter")
+    return found
 
 
 presented_by(_presenter)
@@ -151,14 +153,16 @@ presented_by(_presenter)
 
 def __getattr__(name: str) -> Any:
     """Load a public name from its home when it is first asked for (PEP 562)."""
+    from fxgrad.loading import loaded
+
     if name == "__version__":
         from importlib.metadata import version
 
         value: Any = version("fxgrad")
     elif _HOME.get(name) == __name__:  # a module
-        value = import_module(f"{__name__}.{name}")
+        value = loaded(f"{__name__}.{name}")
     elif name in _HOME:
-        value = getattr(import_module(_HOME[name]), name)
+        value = getattr(loaded(_HOME[name]), name)
     else:
         message = f"module 'fxgrad' has no attribute {name!r}"
         raise AttributeError(message)

@@ -58,6 +58,10 @@ class GraphvizMissingError(FxgradError, ImportError):
     """No Graphviz engine is installed, so that no picture can be laid out."""
 
 
+class MissingPackageError(FxgradError, ImportError):
+    """A package that an integration is for is not installed."""
+
+
 class WatchError(FxgradError, RuntimeError):
     """A model cannot be watched in this way, or the watch was already removed."""
 

@@ -95,5 +95,22 @@ def test_version_is_the_one_of_the_package() -> None:
     assert re.fullmatch(r"\d+\.\d+\.\d+.*", fxgrad.__version__)
 
 
+@pytest.mark.parametrize("first", ["fxgrad.integrations.CsvLog", "fxgrad.integrations.WandbLog", "str"])
+def test_what_is_loaded_in_a_training_loop_draws_nothing(first: str) -> None:
+    """Rich draws a number when it is imported."""
+    code = f"""
+import random, torch, fxgrad
+random.seed(0)
+{first}
+model = torch.nn.Linear(3, 1)
+with fxgrad.watch(model, status=True, log_every=1) as watch:
+    model(torch.ones(2, 3)).sum().backward()
+print(watch.flow(), watch.history, watch.flow().to_csv())
+assert "rich.style" in __import__("sys").modules
+assert random.getstate() == random.Random(0).getstate()
+"""
+    modules_after(code)
+
+
 def test_types_are_shipped() -> None:
     assert (PACKAGE / "py.typed").is_file()

@@ -12,7 +12,7 @@ from torch import Tensor, distributed
 
 from fxgrad.diagnosis import diagnose
 from fxgrad.errors import LogWarning, NoFlowError, OptionError
-from fxgrad.render.status import StatusLine
+from fxgrad.loading import loaded
 from fxgrad.schema import Finding, GradientFlow, Log, LogEntry
 from fxgrad.torch_support.private import (
     current_backward,
@@ -47,7 +47,7 @@ def checked_logs(log_to: Any, log_every: Any, *, status: bool = False) -> tuple[
                 "fxgrad.integrations: CsvLog('gradients.csv'), TensorBoardLog(writer), WandbLog(run), MlflowLog()"
             )
             raise OptionError(message)
-    return (*listed, StatusLine()) if status else listed
+    return (*listed, loaded("fxgrad.render.status").StatusLine()) if status else listed
 
 
 class Logbook:
@@ -109,20 +109,25 @@ class Logbook:
             log = self._logs.pop()
             self._guarded(log, log.close)
 
-    def write(self, step: int | None) -> None:
-        """Write an entry, if there was a backward pass since the latest one.  Waits for the device, once."""
+    def write(self, step: int | None) -> bool:
+        """Write an entry, if there was a backward pass since the latest one.  Waits for the device, once.
+
+        Returns:
+            Whether there was one.
+        """
         if not self._logs or functorch_active() or _capturing():
-            return
+            return False
         if distributed.is_available() and distributed.is_initialized() and distributed.get_rank():
-            return
+            return False
         with random_streams(), torch.no_grad(), without_dispatch_modes():
             with without_torch_function():
                 entry = self._entry(self._step or 0 if step is None else step)
             if entry is None:
-                return
+                return False
             for log in list(self._logs):
                 self._guarded(log, partial(log.write, entry))
         self._tell(entry.diagnosis.findings)
+        return True
 
     def _entry(self, step: int) -> LogEntry | None:
         try:

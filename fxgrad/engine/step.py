@@ -39,6 +39,7 @@ from fxgrad.torch_support.private import functorch_active, sequence_number, with
 
 # Norms that a float32 sum of squares holds with room to spare (1e-23 ** 2 is 0, 1.9e19 ** 2 is Inf).
 _MEASURABLE = (1e-15, 1e15)
+_FEW = 256  # forward records that are remembered before those that are gone are forgotten
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +87,9 @@ class Engine:
         self._previous: CallGraph | None = None
         self._structure = self.modules.structure  # of which the previous call graph is
         self._values = ValueRecorder(options.level, native=options.native) if options.forward else None
-        self._live: weakref.WeakSet[ForwardRecord] = (
-            weakref.WeakSet()
-        )  # a freed autograd graph takes its forward record along
+        # A freed autograd graph takes its forward record along.  No WeakSet, which takes some microseconds a step.
+        self._live: list[weakref.ref[ForwardRecord]] = []
+        self._many = _FEW
         self.leaves = LeafHooks(LeafHook, hook_in_front, self.parameters.mend)
         self.training: Training | None = None
         self._windows = Windows()
@@ -128,7 +129,10 @@ class Engine:
             if observe and self.parameters.lazy:  # made in the forward, by now
                 self.parameters.refresh(self.modules.parameters)
         if observe:
-            self._live.add(forward_record)
+            self._live.append(weakref.ref(forward_record))
+            if len(self._live) > self._many:
+                self._release_finished()
+                self._many = 2 * len(self._live) + _FEW
         return result
 
     def _plain(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -246,8 +250,10 @@ class Engine:
         finished = {
             id(event_record.forward_record) for event_record in tuple(self.recorder.history)
         }  # at once: other threads append
-        for forward_record in [r for r in self._live if id(r) in finished]:
-            self._live.discard(forward_record)
+        for one in tuple(self._live):  # one by one: other threads append
+            there = one()
+            if there is None or id(there) in finished:
+                self._live.remove(one)
 
     def rest(self) -> None:
         """Before a forward call that is not observed: parameters carry no hooks, unless a backward is still to come."""

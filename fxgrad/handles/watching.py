@@ -171,15 +171,18 @@ class Watch:
         """
         self._logbook.note(scalars)
 
-    def log(self, step: int | None = None) -> None:
+    def log(self, step: int | None = None) -> bool:
         """Write the latest flow, its findings and the notes to the logs of ``log_to`` now.
 
         Waits for the device, once.  Does nothing where no backward pass has come since it was done last.
 
         Args:
             step: the number that the entry gets; None: that of the latest training forward, from 0.
+
+        Returns:
+            Whether there was something to write.
         """
-        self._logbook.write(step)
+        return self._logbook.write(step)
 
     @property
     def alarms(self) -> tuple[Finding, ...]:

@@ -166,12 +166,15 @@ class ForwardRecord:
 
     def returned(self) -> None:
         """The forward has returned."""
-        self.versions = versions_of(parameter for _, _, parameter in self.parameters)
+        self.versions = self._versions()
+
+    def _versions(self) -> Sequence[int]:
+        return versions_of(self.parameters, getattr(self.sink, "library", None))
 
     def raising(self) -> None:
         """A backward pass is raising: which parameters are not as the forward left them?"""
         with without_torch_function():
-            now = versions_of(parameter for _, _, parameter in self.parameters)
+            now = self._versions()
         pairs = zip(self.parameters, self.versions, now, strict=False)
         self.changed = tuple(names[0] for (_, names, _), before, after in pairs if before != after)
 

@@ -122,6 +122,7 @@ class Events(ABC, Generic[E]):
             tasks = [task for task, found in self._open.items() if found is event]
             for task in tasks:
                 del self._open[task]
+        event.watched = None  # it has not raised
         if tasks:
             self._ended(event)
 

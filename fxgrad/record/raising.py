@@ -49,7 +49,8 @@ class Raised:
 
 def in_sight() -> list[BaseException]:
     """The exceptions that a running ``except``, ``finally`` or ``with`` handles, and the one that a prompt showed."""
-    shown = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+    there = vars(sys)  # asked in every step; a module is slow to say that it lacks a name
+    shown = there.get("last_exc") or there.get("last_value")
     return [error for error in (sys.exc_info()[1], shown) if error is not None]
 
 

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from fxgrad.torch_support.private import version_of
 
 _version = operator.attrgetter("_version")
 
 
-def versions_of(tensors: Iterable[Tensor]) -> list[int]:
-    """``version_of`` each, at a quarter of the cost: it is asked for every parameter in every step."""
-    tensors = list(tensors)
+def versions_of(listed: Sequence[tuple[Any, ...]], library: Any = None) -> Sequence[int]:
+    """``version_of`` each tensor that is the last item of a tuple; it is asked for every parameter in every step.
+
+    ``library``: the native one, which takes a thirtieth of the time.
+    """
+    if library is not None and isinstance(listed, list):
+        return memoryview(library.versions(listed)).cast("I")
+    tensors = [item[-1] for item in listed]
     try:
         return list(map(_version, tensors))
     except RuntimeError:

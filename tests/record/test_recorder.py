@@ -149,7 +149,7 @@ def test_a_hook_without_a_site_is_silent() -> None:
     with fxgrad.watch(model) as watch:
         for _ in range(2):
             loss = model(torch.randn(3, 4)).sum()
-            silent = [watch.engine.recorder.hook(next(iter(watch.engine._live)), -1) for _ in range(2)]
+            silent = [watch.engine.recorder.hook(watch.engine._live[-1](), -1) for _ in range(2)]
             assert isinstance(silent[0], Hook)
             loss.register_hook(silent[0])
             loss.backward()

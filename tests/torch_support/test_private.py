@@ -290,10 +290,11 @@ def test_autograd_nodes_are_numbered_as_they_are_made() -> None:
 def test_versions_of_many_tensors_at_once() -> None:
     x, y = torch.ones(2), torch.ones(2)
     x.add_(1)
-    assert private_passes.versions_of([x, y]) == [torch_private.version_of(x), torch_private.version_of(y)] == [1, 0]
+    listed = [("x", x), ("y", y)]
+    assert private_passes.versions_of(listed) == [torch_private.version_of(x), torch_private.version_of(y)] == [1, 0]
     with torch.inference_mode():
         frozen = torch.ones(2)
-    assert private_passes.versions_of(iter([x, frozen])) == [1, 0]
+    assert private_passes.versions_of([("x", x), ("frozen", frozen)]) == [1, 0]
 
 
 def test_whether_a_pass_keeps_its_graph() -> None:

@@ -51,6 +51,18 @@ std::pair<py::bytes, bool> look(const py::list& tensors) {
   return {py::bytes(trained), has_gradient};
 }
 
+// How often the memory of each was changed in place, as 32-bit numbers; `listed` has tuples whose last item is the tensor.
+py::bytes versions(const py::list& listed) {
+  std::string found;
+  found.reserve(listed.size() * sizeof(uint32_t));
+  for (const py::handle& item : listed) {
+    const at::Tensor& tensor = THPVariable_Unpack(PyTuple_GET_ITEM(item.ptr(), PyTuple_GET_SIZE(item.ptr()) - 1));
+    const uint32_t version = tensor.is_inference() ? 0 : static_cast<uint32_t>(tensor._version());
+    found.append(reinterpret_cast<const char*>(&version), sizeof(version));
+  }
+  return py::bytes(found);
+}
+
 }  // namespace
 
 void bind_looking(py::module_& module) {
@@ -58,6 +70,7 @@ void bind_looking(py::module_& module) {
       .def(py::init<std::vector<std::pair<py::dict, py::tuple>>>())
       .def("unchanged", &Registries::unchanged);
   module.def("look", &look);
+  module.def("versions", &versions);
 }
 
 }  // namespace fxgrad

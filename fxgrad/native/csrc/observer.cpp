@@ -1,6 +1,6 @@
 #include "observer.h"
 
-#include "bindings.h"
+#include "listening.h"
 #include "unseen.h"
 
 #include <ATen/core/ivalue.h>
@@ -14,45 +14,7 @@ namespace py = pybind11;
 
 namespace fxgrad {
 
-// ---- torch's callbacks -------------------------------------------------------------------------------------------
-
 namespace {
-
-struct Running {
-  std::vector<Forward*> forwards;  // of this thread, the innermost last
-  int depth = 0;                   // of operators
-  at::CallbackHandle handle = at::INVALID_CALLBACK_HANDLE;
-};
-thread_local Running running;
-
-// The user's forward goes on, whatever is wrong with the observer.
-template <class F>
-void guarded(Forward* forward, F look) noexcept {
-  if (!forward->failed.empty()) return;
-  try {
-    look();
-  } catch (py::error_already_set& error) {
-    py::gil_scoped_acquire gil;
-    forward->fail(error.what());
-  } catch (const std::exception& error) {
-    forward->fail(error.what());
-  }
-}
-
-std::unique_ptr<at::ObserverContext> on_start(const at::RecordFunction& function) {
-  if (function.scope() == at::RecordScope::FUNCTION) {
-    for (Forward* forward : running.forwards) guarded(forward, [&] { forward->start(function); });
-  }
-  running.depth++;
-  return nullptr;
-}
-
-void on_end(const at::RecordFunction& function, at::ObserverContext*) {
-  running.depth--;
-  if (function.scope() == at::RecordScope::FUNCTION) {
-    for (Forward* forward : running.forwards) guarded(forward, [&] { forward->end(function); });
-  }
-}
 
 template <class F>
 void each_tensor(const c10::IValue& value, F use) {
@@ -94,17 +56,8 @@ void Forward::begin(const std::string& kind, const std::vector<at::Tensor>& inpu
   on_step = given(std::move(step));
   on_leaf = given(std::move(leaf));
   on_value = given(std::move(value));
-  if (running.forwards.empty()) {
-    running.depth = 0;
-    running.handle = at::addThreadLocalCallback(
-        at::RecordFunctionCallback(on_start, on_end)
-            .needsInputs(true)
-            .needsOutputs(true)
-            .scopes({at::RecordScope::FUNCTION, at::RecordScope::BACKWARD_FUNCTION}));
-  }
-  base_depth_ = running.depth;
+  base_depth_ = listen(this);
   base_task_ = torch::autograd::get_current_graph_task_id();
-  running.forwards.push_back(this);
   active_ = true;
   open(kind.c_str(), true);
   for (const auto& input : inputs) returned(input);
@@ -123,9 +76,7 @@ void Forward::leave() {
 void Forward::stop() {
   if (!active_) return;
   active_ = false;
-  auto& forwards = running.forwards;
-  forwards.erase(std::remove(forwards.begin(), forwards.end(), this), forwards.end());
-  if (forwards.empty()) at::removeCallback(running.handle);
+  unlisten(this);
   leaves_.clear();
   pending_.clear();
   plain_.clear();
@@ -145,11 +96,32 @@ void Forward::finish(const std::vector<at::Tensor>& outputs) {
 // Inside of an operator, of our own doing (whoever of us does it), or in a backward pass that the forward runs: what
 // autograd and hooks call there is no call of the model's.
 bool Forward::foreign() const {
-  return running.depth != base_depth_ || of_our_own() || torch::autograd::get_current_graph_task_id() != base_task_;
+  return depth_of_operators() != base_depth_ || of_our_own() || torch::autograd::get_current_graph_task_id() != base_task_;
 }
 
-void Forward::start(const at::RecordFunction& function) {
-  if (foreign()) return;
+// The user's forward goes on, whatever is wrong with the observer.
+template <class F>
+void Forward::guarded(F look) noexcept {
+  if (!failed.empty()) return;
+  try {
+    look();
+  } catch (py::error_already_set& error) {
+    py::gil_scoped_acquire gil;
+    fail(error.what());
+  } catch (const std::exception& error) {
+    fail(error.what());
+  }
+}
+
+void Forward::start(const at::RecordFunction& function) noexcept {
+  if (!foreign()) guarded([&] { begins(function); });
+}
+
+void Forward::end(const at::RecordFunction& function) noexcept {
+  if (!foreign()) guarded([&] { ends(function); });
+}
+
+void Forward::begins(const at::RecordFunction& function) {
   open(function.name(), at::GradMode::is_enabled());
   for (const auto& input : function.inputs()) {
     each_tensor(input, [this](const at::Tensor& tensor) { take(tensor); });
@@ -172,8 +144,7 @@ void Forward::tell() {
 
 void Forward::fail(const char* what) noexcept { failed = *what == 0 ? "?" : what; }
 
-void Forward::end(const at::RecordFunction& function) {
-  if (foreign()) return;
+void Forward::ends(const at::RecordFunction& function) {
   for (const auto& output : function.outputs()) {
     each_tensor(output, [this](const at::Tensor& tensor) { returned(tensor); });
   }
@@ -355,7 +326,7 @@ void Forward::measure(const Found& found, uint8_t wanted, const Gate* gate) {
 // ---- learning ----------------------------------------------------------------------------------------------------
 
 void Forward::note(const at::Tensor& value, int64_t site) {
-  guarded(this, [&] { note_known(value, site); });
+  guarded([&] { note_known(value, site); });
 }
 
 void Forward::note_known(const at::Tensor& value, int64_t site) {

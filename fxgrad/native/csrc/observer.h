@@ -80,9 +80,10 @@ class Forward {
   std::vector<int32_t> hook_edges(const std::vector<Piece>& pieces, int32_t count, const std::set<int32_t>& raised);
   int32_t values() const { return values_; }
 
-  // Called by torch through the callbacks below.
-  void start(const at::RecordFunction& function);
-  void end(const at::RecordFunction& function);
+  // An operator begins and ends in this thread, in whatever way.
+  void start(const at::RecordFunction& function) noexcept;
+  void end(const at::RecordFunction& function) noexcept;
+  int depth() const { return base_depth_; }  // of operators, where the model's own are
 
   void fail(const char* what) noexcept;  // an error of ours: nothing more is looked at
 
@@ -96,6 +97,10 @@ class Forward {
   const std::vector<int32_t>& first_values() const { return first_values_; }
 
  private:
+  template <class F>
+  void guarded(F look) noexcept;
+  void begins(const at::RecordFunction& function);
+  void ends(const at::RecordFunction& function);
   void note_known(const at::Tensor& value, int64_t site);
   bool writes_steps() const { return learning_ || differs_at >= 0; }
   int32_t find(const at::Tensor& tensor) const;
