@@ -49,7 +49,7 @@ def flow_text(flow: GradientFlow) -> str:
 
 def series_page(flows: FlowSeries, path: str | Path | None, options: Mapping[str, Any]) -> str:
     """The page of a run, with what the checks say of an even sample of it, and what was found while it ran."""
-    if options.get("findings") is None:
+    if len(flows) and options.get("findings") is None:
         options = {**options, "findings": _judged(flows)}
     return series_html(flows, path, options)
 

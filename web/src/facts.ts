@@ -96,15 +96,16 @@ export class Facts {
     const { look, l2 } = this.reading.sites;
     const measured = sites.filter((site) => look[site] !== NOT_MEASURED);
     if (measured.length === 0) return "not measured";
-    if (measured.some((site) => look[site] === NONFINITE)) return "NaN or Inf";
-    if (measured.every((site) => look[site] === ZERO)) return "0 (all zero)";
+    const was = this.reading.before?.joint(sites, this.norm);
+    const before = was === undefined ? "" : `${words(was)} → `;
+    if (measured.some((site) => look[site] === NONFINITE)) return `${before}NaN or Inf`;
+    if (measured.every((site) => look[site] === ZERO)) return `${before}0 (all zero)`;
     if (measured.every((site) => look[site] === OUTSIDE))
       return `${words(l2[measured[0]])} (${l2[measured[0]] === 0 ? "below" : "above"} float32's range)`;
     const now = words(this.reading.sites.joint(sites, this.norm));
-    if (this.reading.before === null) return now;
-    const was = this.reading.before.joint(sites, this.norm);
+    if (was === undefined) return now;
     const ratio = this.value(sites);
-    return `${words(was)} → ${now}${ratio === null ? "" : `, ×${words(ratio)}`}`;
+    return `${before}${now}${ratio === null ? "" : `, ×${words(ratio)}`}`;
   }
 
   // ---- what is inside -----------------------------------------------------------------------------------------

@@ -63,6 +63,7 @@ export class View {
 
   /** All of it, in the middle. */
   fit(scene: Scene): void {
+    this.resize();
     const k = fitScale(scene, this.room);
     const box = this.size;
     const x = (box.width - scene.width * k) / 2;
