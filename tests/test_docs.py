@@ -32,6 +32,7 @@ from typer.testing import CliRunner
 import fxgrad
 from fxgrad.cli import app
 from fxgrad.schema import REASONS
+from tests.trackers import keep_in
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
@@ -95,9 +96,18 @@ def agrees(printed: str, wanted: str) -> bool:
     return re.fullmatch(".*".join(parts), "".join(printed.split()), re.DOTALL) is not None
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # what dynamo itself does at a graph break
+@pytest.mark.filterwarnings(
+    "ignore:The .grad attribute of a Tensor",  # what dynamo itself does at a graph break
+    # Lightning's own use of what torch and itself have deprecated, and its advice; SQLAlchemy on MLflow.
+    "ignore:.*LeafSpec:FutureWarning",
+    "ignore:.*LeafSpec:DeprecationWarning",
+    "ignore:The '.*_dataloader' does not have many workers",
+    "ignore:.*litlogger",
+    "ignore:The ``noload`` loader strategy is deprecated",
+)
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_page_runs_and_prints_what_it_says(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keep_in(tmp_path, monkeypatch)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])  # as for a script in this folder
     module = ModuleType(f"page_{page.stem.replace('-', '_')}")
