@@ -21,6 +21,7 @@ from fxgrad.handles.watching import Around, Watch
 from fxgrad.losses import named_loss
 from fxgrad.rewriting.rules import Rule
 from fxgrad.schema import Finding, GradientFlow, Level, Log, SiteKind
+from fxgrad.torch_support.private_compiled import compiled_call_of
 
 if TYPE_CHECKING:
     from fxgrad.handles.compilable import Compilable
@@ -128,6 +129,11 @@ def watch(  # noqa: PLR0913  # the public signature of the design
     around = Around.of(statistics, optimizer=optimizer, scaler=scaler, limits=limits, on_finding=on_finding)
     around = replace(around, logbook=Logbook(checked_logs(log_to, log_every, status=status), log_every))
     options = Options(statistics, capture, sites, forward, channels, native)
+    compiled = compiled_call_of(model)
+    if compiled is not None:
+        from fxgrad.handles.compiled_watch import CompiledWatch
+
+        return CompiledWatch(compiled, options, every=every, around=around)
     return Watch(model, options, every=every, around=around)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,11 +35,19 @@ from fxgrad.store import to_json, write_whole
 __all__ = [
     "comparison_page", "comparison_svg", "comparison_text", "diagnose", "find_site", "finding_line",
     "findings_html", "findings_rich", "findings_text", "flow_at", "flow_page", "flow_svg", "flow_text",
-    "history_text", "module_flows", "notebook_html", "plot_flow", "plot_history", "report", "sampled", "series_of",
-    "series_page", "site_text", "table", "to_csv", "to_dot", "to_json", "to_networkx", "to_pandas", "write_whole",
+    "flows_of_ranks", "history_text", "module_flows", "notebook_html", "plot_flow", "plot_history", "report",
+    "sampled", "series_of", "series_page", "site_text", "table", "to_csv", "to_dot", "to_json", "to_networkx",
+    "to_pandas", "write_whole",
 ]  # fmt: skip
 
 _JUDGED = 64  # flows of a run that the checks look at
+
+
+def flows_of_ranks(flows: Sequence[GradientFlow], *, timeout: float, group: Any) -> Sequence[GradientFlow]:
+    """See ``fxgrad.record.distributed``, which is the one here that loads torch."""
+    from fxgrad.record import distributed
+
+    return distributed.flows_of_ranks(flows, timeout=timeout, group=group)
 
 
 def flow_text(flow: GradientFlow) -> str:

@@ -45,7 +45,7 @@ def assemble(event_record: EventRecord, loss: str, level: Level) -> GradientFlow
     forward_record = event_record.forward_record
     call_graph: CallGraph = forward_record.call_graph
     parameters: list[tuple[int, tuple[str, ...], Tensor]] = forward_record.parameters
-    frozen_names = {name for _, names, parameter in parameters if not parameter.requires_grad for name in names}
+    frozen_names = {name for place in forward_record.frozen_places for name in parameters[place][1]}
     forward = forward_record.values
     measured = read_event(event_record, None if forward is None else forward.taken)
     sites = _Sites(call_graph, forward_record, event_record, measured, frozen_names)
@@ -338,17 +338,21 @@ def _parameters(
     own, found, values = event_record.parameters, measured.parameters, dict(enumerate(measured.state))
     window = event_record.forward_record.window
     rewritten: dict[int, Rewritten] = {} if window is None else window.recorded()
-    records = []
+    reduced = event_record.forward_record.reduced  # all of them, or none in this pass
+    came = any(n < len(found) and found[n] is not None for n, names, _ in parameters if names[0] in reduced)
+    frozen, records = event_record.forward_record.frozen_places, []
     for place, (number, names, parameter) in enumerate(parameters):
         statistics = found[number] if number < len(found) else None
         reason: Reason | None = None
         if statistics is None:
-            reason = "frozen" if not parameter.requires_grad else "not_reached"
+            reason = "frozen" if place in frozen else "not_reached"
+            if reason == "not_reached" and names[0] in reduced and not came:
+                reason = "not_reduced"
             if own is not None and number in own.failures:
                 reason = "statistic_failed"
         records.append(ParameterRecord(
             name=names[0], aliases=names[1:], shape=tuple(parameter.shape), dtype=dtype_word(parameter.dtype),
-            device=str(parameter.device), requires_grad=parameter.requires_grad, statistics=statistics, reason=reason,
+            device=str(parameter.device), requires_grad=place not in frozen, statistics=statistics, reason=reason,
             value=values.get(place), registered=names[0] not in event_record.forward_record.outside,
             rewritten=rewritten.get(id(parameter)),
         ))  # fmt: skip

@@ -20,6 +20,7 @@ from fxgrad.engine.step import Engine, Options
 from fxgrad.engine.training import Training, checked_optimizers, checked_scaler
 from fxgrad.errors import NoFlowError, WatchError
 from fxgrad.handles.graphs import GraphEngine
+from fxgrad.record.distributed import TIMEOUT, flow_of_ranks, is_distributed
 from fxgrad.schema import Diagnosis, Finding, GradientFlow, History, Level
 
 if TYPE_CHECKING:
@@ -75,29 +76,32 @@ class Watch:
         """``one_shot``: for a single call, which may lie above an outer watch on the same model."""
         if not one_shot:
             refuse_unwatchable(model)
-        self._model = model
-        self._every = every
-        self._forwards = 0
-        self._paused = False
+        self._begin(model, every)
         self.one_shot = one_shot
         patched = patching(model)
         kind = GraphEngine if options.capture == "symbolic" else Engine
         self.engine = kind(model, patched.plain, options)
         self._patched = patched.add(self)
         self._patched.one_shots += one_shot
-        around = Around() if around is None else around
-        self._training, self._alarms = self._surround(around)
-        self._logbook = around.logbook.opened(self.engine.latest, self._alarms.report)
+        self._surround(Around() if around is None else around)
 
-    def _surround(self, around: Around) -> tuple[Training | None, Alarms]:
+    def _begin(self, model: nn.Module, every: int) -> None:
+        self._model = model
+        self._every = every
+        self._forwards = 0
+        self._paused = False
+        self.one_shot = False
+
+    def _surround(self, around: Around) -> None:
         engine = self.engine
         if around.optimizers or around.scaler is not None:
             engine.training = Training(engine.recorder, around.optimizers, around.scaler)
         scale_of = (lambda _: None) if engine.training is None else engine.training.scale_of
         alarms = Alarms(around.limits, around.on_finding, engine.flow_of, scale_of)
         if around.limits:
-            engine.recorder.ended = alarms.ended
-        return engine.training, alarms
+            engine.tell(alarms.ended)
+        self._training, self._alarms = engine.training, alarms
+        self._logbook = around.logbook.opened(engine.latest, alarms.report)
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the model's own forward, observed where this call is to be."""
@@ -121,12 +125,30 @@ class Watch:
 
     # ---- for the user --------------------------------------------------------------------------------------
 
-    def flow(self) -> GradientFlow:
+    def flow(self, *, reduce: bool = False, timeout: float = TIMEOUT, group: Any = None) -> GradientFlow:
         """The flow of the latest backward event; copies the statistics to the host, once.
 
+        Args:
+            reduce: that of all ranks of a distributed run, on each of them, by one collective: every rank has to call
+                it.  ``flow.ranks`` tells how they differ.  Without ``torch.distributed`` it is that of one rank.
+            timeout: with ``reduce``, seconds that ranks wait for each other.
+            group: with ``reduce``, the process group; None for all ranks.
+
         Raises:
-            NoFlowError: no backward pass has run through an observed forward call yet.
+            NoFlowError: no backward pass has run through an observed forward call yet (with ``reduce``: on no rank).
+            RanksError: a rank did not come in time, or made another call; the process group can be used as before.
         """
+        if not reduce:
+            return self._flow()
+        try:
+            own: GradientFlow | None = self._flow()
+        except NoFlowError:
+            if not is_distributed(group):
+                raise
+            own = None
+        return flow_of_ranks(own, timeout=timeout, group=group)
+
+    def _flow(self) -> GradientFlow:
         self._patched.stay()
         try:
             return self.engine.flow()
