@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     import networkx as nx
 
 _NODE_FIELDS = ("name", "op", "target", "module_path", "module_type", "call_index", "source")
-_STATISTICS = ("rms", *(f.name for f in fields(Statistics) if f.name != "exponent_histogram"))  # no plain attribute
+_UNPLAIN = ("exponent_histogram", "placement")  # no plain attributes
+_STATISTICS = ("rms", *(f.name for f in fields(Statistics) if f.name not in _UNPLAIN))
 _Plain = dict[str, str | int | float | bool]
 
 

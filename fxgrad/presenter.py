@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from fxgrad.diagnosis import diagnose
 from fxgrad.frames import to_csv, to_pandas
 from fxgrad.graph import find_site, module_flows, to_networkx
@@ -26,10 +29,17 @@ from fxgrad.store import to_json, write_whole
 
 __all__ = [
     "comparison_svg", "comparison_text", "diagnose", "find_site", "finding_line", "findings_html", "findings_rich",
-    "findings_text", "flow_at", "flow_page", "flow_svg", "flow_text", "history_text", "module_flows", "notebook_html",
-    "plot_flow", "plot_history", "report", "sampled", "series_of", "site_text", "table", "to_csv", "to_dot", "to_json",
-    "to_networkx", "to_pandas", "write_whole",
+    "findings_text", "flow_at", "flow_page", "flow_svg", "flow_text", "flows_of_ranks", "history_text",
+    "module_flows", "notebook_html", "plot_flow", "plot_history", "report", "sampled", "series_of", "site_text",
+    "table", "to_csv", "to_dot", "to_json", "to_networkx", "to_pandas", "write_whole",
 ]  # fmt: skip
+
+
+def flows_of_ranks(flows: Sequence[GradientFlow], *, timeout: float, group: Any) -> Sequence[GradientFlow]:
+    """See ``fxgrad.record.distributed``, which is the one here that loads torch."""
+    from fxgrad.record import distributed
+
+    return distributed.flows_of_ranks(flows, timeout=timeout, group=group)
 
 
 def flow_text(flow: GradientFlow) -> str:

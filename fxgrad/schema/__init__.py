@@ -28,6 +28,7 @@ from fxgrad.schema.findings import RULES, Confidence, Diagnosis, Finding, NotChe
 from fxgrad.schema.flow import CaptureReport, EventInfo, GradientFlow, Sink
 from fxgrad.schema.history import FlowSeries, History, Series
 from fxgrad.schema.log import Log, LogEntry
+from fxgrad.schema.ranks import OtherCourse, Placement, Ranks, Spread
 from fxgrad.schema.records import (
     BlindSpot,
     Consumer,
@@ -88,10 +89,13 @@ __all__ = [
     "NotChecked",
     "NotRewritten",
     "OptimizerFacts",
+    "OtherCourse",
     "PageThemeWord",
     "PageWords",
     "ParameterRecord",
     "PictureWords",
+    "Placement",
+    "Ranks",
     "Reason",
     "RewriteReport",
     "Rewritten",
@@ -102,6 +106,7 @@ __all__ = [
     "Sink",
     "Site",
     "SiteKind",
+    "Spread",
     "Statistics",
     "StepFacts",
     "TableWords",

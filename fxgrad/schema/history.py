@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from fxgrad.presenting import presenter
 from fxgrad.schema.flow import GradientFlow
 from fxgrad.schema.lines import in_a_line
+from fxgrad.schema.ranks import path_here
 from fxgrad.schema.words import NormWord
 
 if TYPE_CHECKING:
@@ -82,6 +83,7 @@ class FlowSeries(Sequence[GradientFlow]):
     def to_csv(self, path: str | Path | None = None, *, of: Literal["values", "parameters"] = "values") -> str:
         """A row for each step and value (or parameter); also written to ``path`` if given."""
         text: str = presenter().to_csv(self, of)
+        path = path_here(self[-1].ranks if path is not None and len(self) else None, path)
         if path is not None:
             presenter().write_whole(Path(path), text)
         return text
@@ -107,6 +109,7 @@ class FlowSeries(Sequence[GradientFlow]):
             SiteNotFoundError: the latest flow has no value of that name.
         """
         shown = self.sampled(_PLOTTED)
+        path = path_here(self[-1].ranks if path is not None and len(self) else None, path)
         return presenter().plot_history(shown, path, norm=norm, values=values)
 
     def __str__(self) -> str:
@@ -121,6 +124,22 @@ class History(tuple[GradientFlow, ...], FlowSeries):
     """A tuple of flows, oldest first, that reads as one line for each of them."""
 
     __slots__ = ()
+
+    def reduced(self, *, timeout: float = 120.0, group: Any = None) -> History:
+        """The same of all ranks of a distributed run, event by event; on each of them, by one collective.
+
+        Every rank has to call this, as any collective.  A flow of it tells by ``ranks`` how the ranks differ.  Without
+        ``torch.distributed`` it is that of one rank.
+
+        Args:
+            timeout: seconds that ranks wait for each other.
+            group: the process group; None for all ranks.
+
+        Raises:
+            RanksError: a rank did not come in time, or made another call; the process group can be used as before.
+        """
+        return History(presenter().flows_of_ranks(self, timeout=timeout, group=group))
+
     __str__ = FlowSeries.__str__
 
     def __repr__(self) -> str:
