@@ -28,6 +28,7 @@ from fxgrad.schema.findings import RULES, Confidence, Diagnosis, Finding, NotChe
 from fxgrad.schema.flow import CaptureReport, EventInfo, GradientFlow, Sink
 from fxgrad.schema.history import FlowSeries, History, Series
 from fxgrad.schema.log import Log, LogEntry
+from fxgrad.schema.precision import Fit, Precision, PrecisionRow
 from fxgrad.schema.records import (
     BlindSpot,
     Consumer,
@@ -73,6 +74,7 @@ __all__ = [
     "Failure",
     "FailureCause",
     "Finding",
+    "Fit",
     "FlowSeries",
     "FrontEnd",
     "GradientFlow",
@@ -92,6 +94,8 @@ __all__ = [
     "PageWords",
     "ParameterRecord",
     "PictureWords",
+    "Precision",
+    "PrecisionRow",
     "Reason",
     "RewriteReport",
     "Rewritten",
