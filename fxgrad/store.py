@@ -12,9 +12,10 @@ from typing import Any
 from fxgrad.errors import FlowFileError, OptionError
 from fxgrad.plain import DamageError, flow_plain, from_plain, plain
 from fxgrad.schema import GradientFlow, Node
+from fxgrad.schema.ranks import path_here
 
 FORMAT = "fxgrad-flow"
-VERSION = 4  # 4: how a backward pass raised; what each optimizer step found and did; unregistered parameters
+VERSION = 5  # 5: what a flow says of ranks
 SERIES_FORMAT = "fxgrad-series"
 
 
@@ -68,6 +69,8 @@ def from_json(text: str, where: str = "the text") -> GradientFlow:
 def save_series(flows: Iterable[GradientFlow], path: str | Path) -> None:
     """Write several flows of one model (``watch.history``), oldest first, into one file; equal nodes are shared.
 
+    Reduced flows are written by rank 0 alone.
+
     Raises:
         OptionError: there is no flow, or something else among them.
         FlowFileError: the file cannot be written.
@@ -78,6 +81,8 @@ def save_series(flows: Iterable[GradientFlow], path: str | Path) -> None:
         found = f"a {odd[0]} among them" if odd else "nothing"
         message = f"save_series takes flows, such as watch.history, but was given {found}"
         raise OptionError(message)
+    if path_here(series[-1].ranks, path) is None:
+        return
     shared: dict[Node, int] = {}
     written = []
     for flow in series:

@@ -338,12 +338,16 @@ def _parameters(
     own, found, values = event_record.parameters, measured.parameters, dict(enumerate(measured.state))
     window = event_record.forward_record.window
     rewritten: dict[int, Rewritten] = {} if window is None else window.recorded()
+    reduced = event_record.forward_record.reduced  # all of them, or none in this pass
+    came = any(n < len(found) and found[n] is not None for n, names, _ in parameters if names[0] in reduced)
     frozen, records = event_record.forward_record.frozen_places, []
     for place, (number, names, parameter) in enumerate(parameters):
         statistics = found[number] if number < len(found) else None
         reason: Reason | None = None
         if statistics is None:
             reason = "frozen" if place in frozen else "not_reached"
+            if reason == "not_reached" and names[0] in reduced and not came:
+                reason = "not_reduced"
             if own is not None and number in own.failures:
                 reason = "statistic_failed"
         records.append(ParameterRecord(

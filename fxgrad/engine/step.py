@@ -231,7 +231,7 @@ class Engine:
         forward_record.leaves = self.leaves
         if observe:
             forward_record.parameters = self.parameters.refresh(self.modules.parameters)
-            forward_record.outside = self.modules.outside
+            forward_record.outside, forward_record.reduced = self.modules.outside, self.modules.reduced
             forward_record.edges = EdgeNotes(None) if self.options.sites == "edge" else None
             known = self.parameters.accumulating
             forward_record.accumulating = accumulating(forward_record.parameters) if known is None else known

@@ -20,6 +20,7 @@ from fxgrad.engine.step import Engine, Options
 from fxgrad.engine.training import Training, checked_optimizers, checked_scaler
 from fxgrad.errors import NoFlowError, WatchError
 from fxgrad.handles.graphs import GraphEngine
+from fxgrad.record.distributed import TIMEOUT, flow_of_ranks, is_distributed
 from fxgrad.schema import Diagnosis, Finding, GradientFlow, History, Level
 
 if TYPE_CHECKING:
@@ -124,12 +125,30 @@ class Watch:
 
     # ---- for the user --------------------------------------------------------------------------------------
 
-    def flow(self) -> GradientFlow:
+    def flow(self, *, reduce: bool = False, timeout: float = TIMEOUT, group: Any = None) -> GradientFlow:
         """The flow of the latest backward event; copies the statistics to the host, once.
 
+        Args:
+            reduce: that of all ranks of a distributed run, on each of them, by one collective: every rank has to call
+                it.  ``flow.ranks`` tells how they differ.  Without ``torch.distributed`` it is that of one rank.
+            timeout: with ``reduce``, seconds that ranks wait for each other.
+            group: with ``reduce``, the process group; None for all ranks.
+
         Raises:
-            NoFlowError: no backward pass has run through an observed forward call yet.
+            NoFlowError: no backward pass has run through an observed forward call yet (with ``reduce``: on no rank).
+            RanksError: a rank did not come in time, or made another call; the process group can be used as before.
         """
+        if not reduce:
+            return self._flow()
+        try:
+            own: GradientFlow | None = self._flow()
+        except NoFlowError:
+            if not is_distributed(group):
+                raise
+            own = None
+        return flow_of_ranks(own, timeout=timeout, group=group)
+
+    def _flow(self) -> GradientFlow:
         self._patched.stay()
         try:
             return self.engine.flow()

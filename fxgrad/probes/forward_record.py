@@ -53,6 +53,7 @@ class ForwardRecord:
         end: of the calling thread, autograd's number when the forward had returned; None before.
         recomputed: whether a part of the forward runs again in the backward pass, under the Python recorder.
         outside: names of parameters that are not registered.
+        reduced: names of those whose gradients ``fully_shard`` adds up over the ranks.
         versions: of the parameters when the forward had returned.
         frozen: places of the parameters that required no gradient then; None before, and where nobody looked.
         freed, changed: see ``fxgrad.record.owners.Owner``.
@@ -61,8 +62,8 @@ class ForwardRecord:
     __slots__ = (
         "__weakref__", "accumulating", "call_graph", "changed", "computed", "deviation", "differentiated", "edges",
         "end", "escalated", "expected", "freed", "frozen", "leaves", "not_required", "number", "outside", "parameters",
-        "part", "partial", "places", "recomputed", "record", "report", "rewriting", "same", "shapes", "sink", "sizes",
-        "slots", "task", "units", "unmeasurable", "unprobed", "values", "versions", "window", "written",
+        "part", "partial", "places", "recomputed", "record", "reduced", "report", "rewriting", "same", "shapes", "sink",
+        "sizes", "slots", "task", "units", "unmeasurable", "unprobed", "values", "versions", "window", "written",
     )  # fmt: skip
 
     def __init__(self, sink: Any, number: int, expected: int) -> None:
@@ -101,6 +102,7 @@ class ForwardRecord:
         self.freed = False
         self.frozen: frozenset[int] | None = None
         self.outside: frozenset[str] = frozenset()
+        self.reduced: frozenset[str] = frozenset()
         self.changed: tuple[str, ...] = ()
         self.end: int | None = None
 

@@ -83,6 +83,8 @@ def _read(part: EventRecord, rows: _Rows) -> list[Statistics | None]:
 def _complete(part: EventRecord, rows: _Rows, number: int, reading: Reading) -> Statistics:
     source = reading[0]
     statistics = _statistics(rows[_place(part, source)], reading)
+    if number in part.placed:
+        statistics = replace(statistics, placement=part.placed[number])
     if isinstance(source, Source):
         key: Any = Source(source.number, "bins")
     else:

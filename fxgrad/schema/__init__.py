@@ -29,6 +29,7 @@ from fxgrad.schema.flow import CaptureReport, EventInfo, GradientFlow, Sink
 from fxgrad.schema.history import FlowSeries, History, Series
 from fxgrad.schema.log import Log, LogEntry
 from fxgrad.schema.precision import Fit, Precision, PrecisionRow
+from fxgrad.schema.ranks import OtherCourse, Placement, Ranks, Spread
 from fxgrad.schema.records import (
     BlindSpot,
     Consumer,
@@ -90,12 +91,15 @@ __all__ = [
     "NotChecked",
     "NotRewritten",
     "OptimizerFacts",
+    "OtherCourse",
     "PageThemeWord",
     "PageWords",
     "ParameterRecord",
     "PictureWords",
+    "Placement",
     "Precision",
     "PrecisionRow",
+    "Ranks",
     "Reason",
     "RewriteReport",
     "Rewritten",
@@ -106,6 +110,7 @@ __all__ = [
     "Sink",
     "Site",
     "SiteKind",
+    "Spread",
     "Statistics",
     "StepFacts",
     "TableWords",

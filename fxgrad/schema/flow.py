@@ -14,6 +14,7 @@ from fxgrad.schema.failure import Failure
 from fxgrad.schema.findings import Diagnosis, Finding, NotChecked
 from fxgrad.schema.lines import in_a_line
 from fxgrad.schema.precision import DTYPES, Precision, precision_row
+from fxgrad.schema.ranks import Ranks, path_here
 from fxgrad.schema.records import BlindSpot, Edge, ModuleCall, ModuleFlow, Node, ParameterRecord, Site
 from fxgrad.schema.statistics import Statistics
 from fxgrad.schema.values import BufferRecord, LossOp, OptimizerFacts
@@ -106,6 +107,8 @@ class _Judged:
 class GradientFlow(_Judged):
     """The measured facts of one backward event over the whole graph.  Immutable and comparable.
 
+    A flow that was reduced over the ranks of a distributed run is on all of them; files are written by rank 0 alone.
+
     Attributes:
         nodes: every node that returned a tensor, and the output, in the order in which they ran.
         sites: every floating or complex tensor that a node returned, in that order, measured or not.
@@ -117,6 +120,7 @@ class GradientFlow(_Judged):
         event: which backward event this is.
         buffers: the floating buffers as the forward found them, where forward statistics were asked for.
         optimizer: the optimizer that was given to ``watch``.
+        ranks: of a flow that was reduced over the ranks of a distributed run, what each had to do with it; else None.
     """
 
     nodes: tuple[Node, ...]
@@ -129,6 +133,7 @@ class GradientFlow(_Judged):
     calls: tuple[ModuleCall, ...] = field(default=())
     buffers: tuple[BufferRecord, ...] = ()
     optimizer: OptimizerFacts | None = None
+    ranks: Ranks | None = None
 
     def __iter__(self) -> Iterator[Site]:
         """The sites, in forward order."""
@@ -222,11 +227,11 @@ class GradientFlow(_Judged):
 
         ``findings`` are those of this flow unless others are given (those of a series, or ``()`` for none).
         """
-        return presenter().to_dot(self, path, self._with_findings(options))
+        return presenter().to_dot(self, path_here(self.ranks, path), self._with_findings(options))
 
     def to_svg(self, path: str | Path | None = None, **options: Unpack[PictureWords]) -> str:
         """The picture as SVG text, also written to ``path`` if given; options as for ``to_dot``."""
-        return presenter().flow_svg(self, path, self._with_findings(options))
+        return presenter().flow_svg(self, path_here(self.ranks, path), self._with_findings(options))
 
     def to_html(self, path: str | Path | None = None, **options: Unpack[PageWords]) -> str:
         """An interactive page in one file, opened without a network; also written to ``path`` if given.
@@ -238,15 +243,16 @@ class GradientFlow(_Judged):
             FlowFileError: the file cannot be written.
         """
         given = {"findings": self.diagnosis} if options.get("findings") is None else {}
-        return presenter().flow_page(self, path, {**options, **given})
+        return presenter().flow_page(self, path_here(self.ranks, path), {**options, **given})
 
     def to_json(self, path: str | Path | None = None) -> str:
         """Versioned strict JSON, also written to ``path`` if given."""
-        return presenter().to_json(self, path)
+        return presenter().to_json(self, path_here(self.ranks, path))
 
     def to_csv(self, path: str | Path | None = None, *, of: Literal["values", "parameters"] = "values") -> str:
         """A row for each value (or parameter) and a column for each statistic; also written to ``path`` if given."""
         text: str = presenter().to_csv([self], of)
+        path = path_here(self.ranks, path)
         if path is not None:
             presenter().write_whole(Path(path), text)
         return text
@@ -265,7 +271,7 @@ class GradientFlow(_Judged):
         Raises:
             OptionError: matplotlib is not installed, or ``norm`` is unknown or was not measured.
         """
-        return presenter().plot_flow(self, path, norm=norm)
+        return presenter().plot_flow(self, path_here(self.ranks, path), norm=norm)
 
     def table(self, **options: Unpack[TableWords]) -> Table:
         """A rich table in backward order with the drops that matter and the culprits of findings marked."""

@@ -10,6 +10,7 @@ from fxgrad.errors import OptionError
 from fxgrad.schema.histogram import LARGEST, range_of, share_below
 from fxgrad.schema.lines import in_a_line
 from fxgrad.schema.precision import Fit, Moments
+from fxgrad.schema.ranks import Placement
 from fxgrad.schema.words import Level, NormWord
 
 _MORE = 1 + 1e-5  # a norm is rounded
@@ -40,6 +41,8 @@ class Statistics:
         overflow_count: finite entries beyond the range of float16 (65504).
         exponent_histogram: finite non-zero entries by exponent, 64 counts: below 2**-46, then one binade each from
             2**-46 to 2**16, then what is above; see ``underflow_share`` and ``overflow_share``.
+        placement: how a tensor that is spread over ranks lies on them; scalars and ``numel`` are of this rank's part
+            then.  None for a plain tensor, and in a reduced flow.
     """
 
     level: Level
@@ -56,6 +59,7 @@ class Statistics:
     subnormal_count: int | None = None
     overflow_count: int | None = None
     exponent_histogram: tuple[int, ...] | None = None
+    placement: Placement | None = None
 
     @property
     def rms(self) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 from typing import Any
 
 import pytest
@@ -250,6 +251,36 @@ def test_a_graph_in_the_making_is_known() -> None:
         ANSWERS.clear()
         asked(x)
         assert ANSWERS == [False]
+
+
+class Waits(nn.Module):
+    """Is traced until ``go``."""
+
+    def __init__(self, inside: threading.Event, go: threading.Event) -> None:
+        super().__init__()
+        self.inside, self.go = inside, go
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.inside.set()
+        assert self.go.wait(60)
+        return x * 2
+
+
+def test_a_trace_in_another_thread_is_none_of_this_one() -> None:
+    inside, go = threading.Event(), threading.Event()
+    other = threading.Thread(target=torch.fx.symbolic_trace, args=(Waits(inside, go),))
+    other.start()
+    assert inside.wait(60)
+    asked = Asked()
+    ANSWERS.clear()
+    try:
+        with pytest.raises(NameError, match="not installed as a submodule"):  # torch.fx's own, without fxgrad
+            asked(torch.ones(2))
+        asked.forward(torch.ones(2))
+    finally:
+        go.set()
+        other.join()
+    assert ANSWERS == [False]
 
 
 class Names(TorchDispatchMode):
