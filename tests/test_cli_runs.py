@@ -58,16 +58,13 @@ def test_render_takes_a_step(run_file, tmp_path) -> None:
     assert "the nearest is 149" in call("render", run_file, "--step", 700, code=2)
 
 
-def test_compare_takes_two_steps(run_file, tmp_path) -> None:
-    other = tmp_path / "other.fxgrad"
+def test_compare_takes_two_steps(run_file, tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    other, ninth = tmp_path / "other.fxgrad", at(step_of(9), 0)
     with RunFile.create(other) as file:
-        file.append(at(step_of(9), 0))
-    for words, after in (
-        ((run_file, "--steps", 3, 9), step_of(9)),
-        ((run_file, other, "--steps", 3, 0), at(step_of(9), 0)),
-    ):
-        told = call("compare", *words)
-        assert told.split() == str(fxgrad.compare(step_of(3), after)).split()  # another width
+        file.append(ninth)
+    assert call("compare", run_file, "--steps", 3, 9) == f"{fxgrad.compare(step_of(3), step_of(9))}\n"
+    assert call("compare", run_file, other, "--steps", 3, 0) == f"{fxgrad.compare(step_of(3), ninth)}\n"
     assert "--steps 0 100" in call("compare", run_file, code=2)
 
 
