@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,8 @@ from fxgrad.engine.training import Training, checked_optimizers, checked_scaler
 from fxgrad.errors import NoFlowError, WatchError
 from fxgrad.handles.graphs import GraphEngine
 from fxgrad.record.distributed import TIMEOUT, flow_of_ranks, is_distributed
-from fxgrad.schema import Diagnosis, Finding, GradientFlow, History, Level
+from fxgrad.record.recorder import HISTORY
+from fxgrad.schema import Diagnosis, Finding, GradientFlow, History, Level, Series
 
 if TYPE_CHECKING:
     from fxgrad.diagnosis import Thresholds
@@ -90,6 +92,8 @@ class Watch:
         self._every = every
         self._forwards = 0
         self._paused = False
+        self._seen = False  # whether a backward pass may come to the latest call
+        self._noted: deque[tuple[int, dict[str, float | torch.Tensor]]] = deque(maxlen=HISTORY)
         self.one_shot = False
 
     def _surround(self, around: Around) -> None:
@@ -117,7 +121,9 @@ class Watch:
             self._forwards += 1
             if (self._forwards - 1) % self._every:
                 self.engine.rest()
+                self._seen = False
                 return False
+        self._seen = torch.is_grad_enabled()
         return True
 
     def returned(self, result: Any) -> None:
@@ -165,7 +171,8 @@ class Watch:
     def history(self) -> History:
         """The flows of the latest backward events (at most 128), oldest first; one per forward call of an event."""
         self._patched.stay()
-        return History(self.engine.history())
+        flows = History(self.engine.history())
+        return flows.with_notes(_by_backward(flows, self._noted)) if self._noted else flows
 
     def diagnose(self, thresholds: Thresholds | None = None) -> Diagnosis:
         """What the rules say of ``history``: ``fxgrad.diagnosis.diagnose`` over it.
@@ -184,14 +191,17 @@ class Watch:
         return found
 
     def note(self, **scalars: float | torch.Tensor) -> None:
-        """Keep numbers that stand beside the gradients in the logs: ``watch.note(loss=loss)``.
+        """Keep numbers that stand beside the gradients: ``watch.note(loss=loss)`` after the forward of a step.
 
-        The latest of each name is written.  A tensor with one element stays on its device until then.
+        They are in ``history.notes`` and above its plot; the latest of each name is written to the logs.
+        A tensor with one element stays on its device until then.
 
         Raises:
             OptionError: one is no single number.
         """
-        self._logbook.note(scalars)
+        noted = self._logbook.note(scalars)
+        if self._seen:
+            self._noted.append((self.engine.latest_forward, noted))
 
     def log(self, step: int | None = None) -> bool:
         """Write the latest flow, its findings and the notes to the logs of ``log_to`` now.
@@ -266,6 +276,16 @@ class Watch:
     ) -> None:
         """Remove the watch."""
         self.remove()
+
+
+def _by_backward(flows: History, noted: Iterable[tuple[int, Mapping[str, float | torch.Tensor]]]) -> dict[str, Series]:
+    """What was noted behind forward calls, by the backward passes that ran through them.  Waits for the device."""
+    passes = {flow.event.forward: flow.event.backward for flow in flows}
+    found: dict[str, dict[int, float]] = {}
+    for forward, notes in noted:
+        for name, value in notes.items() if forward in passes else ():
+            found.setdefault(name, {})[passes[forward]] = float(value)
+    return {name: Series(name, "", tuple(steps), tuple(steps.values())) for name, steps in found.items()}
 
 
 def watch_of(model: nn.Module) -> Watch | None:
