@@ -77,7 +77,7 @@ class Logbook:
         return self
 
     def note(self, scalars: dict[str, Any]) -> dict[str, float | Tensor]:
-        """Keep these until they are written or replaced; as they are kept.  A tensor stays on its device.
+        """Keep these until they are written or replaced, and give what is kept.  A tensor stays on its device.
 
         Raises:
             OptionError: one is no single number.

@@ -87,10 +87,10 @@ def _exchange(what: str, flows: Sequence[GradientFlow], timeout: float, group: A
         return _Found([unpacked(own.payload, rank)], own.courses)
     meeting = _Meeting(group, timeout)
     told = {"what": what, "bytes": own.payload.numel(), "courses": sorted(own.courses)}
-    plan = meeting.agree(told, own.courses)
-    payloads = meeting.gather(own.payload, plan["bytes"])
+    call_graph = meeting.agree(told, own.courses)
+    payloads = meeting.gather(own.payload, call_graph["bytes"])
     meeting.done()
-    courses = {name: from_json(text) for name, text in plan["unknown"].items()} | own.courses
+    courses = {name: from_json(text) for name, text in call_graph["unknown"].items()} | own.courses
     return _Found([unpacked(payload, number) for number, payload in enumerate(payloads)], courses)
 
 
@@ -169,18 +169,18 @@ class _Meeting:
         self._store.set(self._key(str(self.rank)), json.dumps(told))
         if self.rank == 0:
             self._store.set(self._key("plan"), json.dumps(self._planned()))
-        plan: dict[str, Any] = json.loads(self._get(self._key("plan"), "rank 0", (0,), self.timeout * 1.5 + 5.0))
-        if plan["error"]:
-            raise RanksError(plan["error"], tuple(plan["ranks"]))
-        for course, first in plan["needed"].items():  # the keys stay: the next read may need them again
+        call_graph: dict[str, Any] = json.loads(self._get(self._key("plan"), "rank 0", (0,), self.timeout * 1.5 + 5.0))
+        if call_graph["error"]:
+            raise RanksError(call_graph["error"], tuple(call_graph["ranks"]))
+        for course, first in call_graph["needed"].items():  # the keys stay: the next read may need them again
             if first == self.rank and not self._store.check([f"course {course}"]):
                 self._store.set(f"course {course}", to_json(courses[course]))
-        plan["unknown"] = {
+        call_graph["unknown"] = {
             course: self._get(f"course {course}", f"rank {first}", (first,), self.timeout)
-            for course, first in plan["needed"].items()
+            for course, first in call_graph["needed"].items()
             if course not in courses
         }
-        return plan
+        return call_graph
 
     def _planned(self) -> dict[str, Any]:
         """Who is there, and what is to be exchanged."""
@@ -249,7 +249,7 @@ class _Meeting:
         """Leave little in the store: what nobody can ask for any more is deleted."""
         before = self._number - 1
         self._store.delete_key(self._key(str(self.rank), before))
-        if self.rank == 0:  # all have come to this read, so that they have read the plan of the one before
+        if self.rank == 0:  # all have come to this read, so that they have read the call graph of the one before
             self._store.delete_key(self._key("plan", before))
 
 
