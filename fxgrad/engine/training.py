@@ -145,9 +145,7 @@ class Training:
 
     def known(self, event_record: EventRecord) -> Known:
         """What is known now of an event, for another thread to complete its flow with; waits for no device."""
-        return self._known(
-            event_record, (lambda: ()) if self._scales is None else self._scales.kept(self._calls)
-        )
+        return self._known(event_record, (lambda: ()) if self._scales is None else self._scales.kept(self._calls))
 
     def _known(self, event_record: EventRecord, readings: Callable[[], tuple[Reading, ...]]) -> Known:
         optimizers = self._optimizers
