@@ -19,7 +19,7 @@ from tests.distributed.nets import WIDTH, batch, loss_of, make, spread, watched
 from tests.distributed.start import Gone
 
 STEPS = 50
-KINDS = ("ddp", "static graph", "unused", "comm hook", "fsdp", "tensor parallel")
+KINDS = ("ddp", "static graph", "unused", "comm hook", "fsdp", "mixed fsdp", "tensor parallel")
 WHERE = {"ddp": ("before", "inside", "outside"), "fsdp": ("before", "outside")}
 
 
@@ -143,7 +143,7 @@ def by_hand(kind: str, rank: int) -> dict[str, dict[str, float]]:
     for name, module in model.named_modules():
         if isinstance(module, (nn.Linear, nn.BatchNorm1d)):
             module.register_forward_hook(catch(name))
-    if kind == "fsdp":
+    if kind != "ddp":
         whole = dict(model.named_parameters())
     else:
         whole = {}
@@ -159,7 +159,7 @@ def by_hand(kind: str, rank: int) -> dict[str, dict[str, float]]:
 def global_statistics(rank: int) -> dict[str, Any]:
     """What gathered gradients say, and what the reduced flow says, for both recorders."""
     found: dict[str, Any] = {}
-    for kind in ("ddp", "fsdp"):
+    for kind in ("ddp", "fsdp") if dist.get_world_size() == 2 else ("ddp", "fsdp", "hsdp"):
         wanted = by_hand(kind, rank)
         for native in (True, False):
             model, watch = watched(kind, "outside", statistics="full", native=native)
