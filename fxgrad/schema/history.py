@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from fxgrad.presenting import presenter
+from fxgrad.schema.drawing import PageWords
 from fxgrad.schema.flow import GradientFlow
 from fxgrad.schema.lines import in_a_line
 from fxgrad.schema.ranks import path_here
@@ -16,6 +17,7 @@ from fxgrad.schema.words import NormWord
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
+    from typing_extensions import Unpack
 
 __all__ = ["FlowSeries", "History", "Series"]
 
@@ -79,6 +81,18 @@ class FlowSeries(Sequence[GradientFlow]):
     def sampled(self, most: int) -> Sequence[GradientFlow]:
         """At most so many of the flows, evenly spread; the first and the last are among them."""
         return presenter().sampled(self, most)
+
+    def to_html(self, path: str | Path | None = None, **options: Unpack[PageWords]) -> str:
+        """An interactive page of the run in one file: a slider over its events, and a heat map of blocks over them.
+
+        It shows all statistics of the latest flow, and the norms of every other one; of more than 20,000 flows an even
+        sample.  Also written to ``path`` if given; options as of ``GradientFlow.to_html``.
+
+        Raises:
+            OptionError: there is no flow, an unknown option or value, or a norm that was not measured.
+            FlowFileError: the file cannot be written.
+        """
+        return presenter().series_page(self, path, options)
 
     def to_csv(self, path: str | Path | None = None, *, of: Literal["values", "parameters"] = "values") -> str:
         """A row for each step and value (or parameter); also written to ``path`` if given."""
