@@ -15,7 +15,8 @@ from fxgrad.schema import Placement
 __all__ = ["in_fsdp", "is_fsdp", "is_sharded", "local_part", "placement_of"]
 
 _PLAIN = (Tensor, nn.Parameter)
-_BETWEEN = ("torch._ops", "torch._tensor", "torch.functional")  # torch's own Python between a call and its function
+#: Torch's own Python between a call and the function that it comes to.
+_BETWEEN = ("torch._ops", "torch._tensor", "torch.functional", "torch.overrides")
 PARTIAL = "each rank has a part of the sum only, and the ranks would have to add them up to measure it"
 
 

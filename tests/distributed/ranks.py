@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import tempfile
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -255,6 +256,15 @@ def fault_on_one_rank(rank: int) -> Any:
     return found
 
 
+def warned(rank: int) -> list[str]:
+    """What a limit says that is passed on one rank."""
+    model = Branched()
+    with fxgrad.watch(model, limits={"l2_norm": 1e6}), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model(batch(rank, 0)[0] * (1e9 if rank else 1.0), extra=False).square().mean().backward()
+    return [str(one.message) for one in caught if one.category is fxgrad.FindingWarning]
+
+
 def writes(rank: int) -> list[str]:
     """Which files each rank writes."""
     model = Branched()
@@ -316,7 +326,7 @@ def many_steps(rank: int) -> Any:
         if step in {300, 1999}:
             gc.collect()
             objects = gc.get_objects()
-            tensors = sum(isinstance(one, Tensor) for one in objects)
+            tensors = sum(issubclass(type(one), Tensor) for one in objects)
             counted.append((tensors, round(len(objects), -3), len(list(Path("/proc/self/fd").iterdir()))))
     return counted
 
