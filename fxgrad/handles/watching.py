@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -16,12 +16,14 @@ from fxgrad.diagnosis.limits import checked_limits
 from fxgrad.engine.alarms import Alarms, OnFinding, checked_listener
 from fxgrad.engine.forward_patch import patched_forward_of, patching, refuse_unpatchable
 from fxgrad.engine.logbook import Logbook
+from fxgrad.engine.run_writer import RunOptions, RunWriter
 from fxgrad.engine.step import Engine, Options
 from fxgrad.engine.training import Training, checked_optimizers, checked_scaler
 from fxgrad.errors import NoFlowError, WatchError
 from fxgrad.handles.graphs import GraphEngine
 from fxgrad.record.distributed import TIMEOUT, flow_of_ranks, is_distributed
-from fxgrad.schema import Diagnosis, Finding, GradientFlow, History, Level
+from fxgrad.record.recorder import EventRecord
+from fxgrad.schema import Diagnosis, Finding, GradientFlow, History, Level, RunFileReport
 
 if TYPE_CHECKING:
     from fxgrad.diagnosis import Thresholds
@@ -37,6 +39,7 @@ class Around:
         limits: by statistics word.
         on_finding: who is told of findings.
         logbook: the logs, where there are any.
+        run_file: the run file, where there is to be one.
     """
 
     optimizers: tuple[Optimizer, ...] = ()
@@ -44,6 +47,7 @@ class Around:
     limits: Mapping[str, float] = field(default_factory=dict)
     on_finding: OnFinding | None = None
     logbook: Logbook = field(default_factory=Logbook)
+    run_file: RunOptions | None = None
 
     @staticmethod
     def of(level: Level, *, optimizer: Any, scaler: Any, limits: Any, on_finding: Any) -> Around:
@@ -56,7 +60,7 @@ class Around:
         return Around(checked_optimizers(optimizer), checked_scaler(scaler), checked, checked_listener(on_finding))
 
 
-_PUBLIC = ("active", "alarms", "diagnose", "flow", "history", "log", "note", "pause", "remove", "resume")
+_PUBLIC = ("active", "alarms", "diagnose", "flow", "history", "log", "note", "pause", "remove", "resume", "run_file")
 
 
 class Watch:
@@ -76,16 +80,19 @@ class Watch:
         """``one_shot``: for a single call, which may lie above an outer watch on the same model."""
         if not one_shot:
             refuse_unwatchable(model)
-        self._begin(model, every)
+        around = Around() if around is None else around
+        self._begin(model, every, around)
         self.one_shot = one_shot
         patched = patching(model)
         kind = GraphEngine if options.capture == "symbolic" else Engine
         self.engine = kind(model, patched.plain, options)
         self._patched = patched.add(self)
         self._patched.one_shots += one_shot
-        self._surround(Around() if around is None else around)
+        self._surround(around)
 
-    def _begin(self, model: nn.Module, every: int) -> None:
+    def _begin(self, model: nn.Module, every: int, around: Around) -> None:
+        """Before the model is touched."""
+        self._run = None if around.run_file is None else RunWriter(around.run_file)
         self._model = model
         self._every = every
         self._forwards = 0
@@ -98,8 +105,12 @@ class Watch:
             engine.training = Training(engine.recorder, around.optimizers, around.scaler)
         scale_of = (lambda _: None) if engine.training is None else engine.training.scale_of
         alarms = Alarms(around.limits, around.on_finding, engine.flow_of, scale_of)
-        if around.limits:
-            engine.tell(alarms.ended)
+        ended: list[Callable[[list[EventRecord]], None]] = [alarms.ended] if around.limits else []
+        if self._run is not None:
+            alarms.noted = self._run.found
+            ended.append(self._run.opened(engine.coming, engine.stepped).ended)
+        if ended:
+            engine.tell(_each(ended))
         self._training, self._alarms = engine.training, alarms
         self._logbook = around.logbook.opened(engine.latest, alarms.report)
 
@@ -108,6 +119,8 @@ class Watch:
         observe = self._wants()
         if observe and self._model.training:
             self._logbook.forward(self._forwards - 1)
+            if self._run is not None:
+                self._run.forward()
         return self.engine.run(args, kwargs, observe=observe)
 
     def _wants(self) -> bool:
@@ -191,7 +204,9 @@ class Watch:
         Raises:
             OptionError: one is no single number.
         """
-        self._logbook.note(scalars)
+        kept = self._logbook.note(scalars)
+        if self._run is not None:
+            self._run.note(kept)
 
     def log(self, step: int | None = None) -> bool:
         """Write the latest flow, its findings and the notes to the logs of ``log_to`` now.
@@ -205,6 +220,11 @@ class Watch:
             Whether there was something to write.
         """
         return self._logbook.write(step)
+
+    @property
+    def run_file(self) -> RunFileReport | None:
+        """How the run file stands: how many flows were written and missed, and why; None where there is none."""
+        return None if self._run is None else self._run.report
 
     @property
     def alarms(self) -> tuple[Finding, ...]:
@@ -243,11 +263,14 @@ class Watch:
             self._training.remove()
         self._patched.one_shots -= self.one_shot
         self._patched.take_out(self)
+        if self._run is not None:
+            self._run.finish()
 
     def __repr__(self) -> str:
         """The model's class, and how it stands."""
         state = "removed" if not self.active else "paused" if self._paused else "active"
-        return f"Watch({type(self._model).__name__[:40]}, {state}, {self._forwards} training forwards seen)"
+        lacking = f", run file: {self._run.report.error}" if self._run is not None and self._run.report.error else ""
+        return f"Watch({type(self._model).__name__[:40]}, {state}, {self._forwards} training forwards seen{lacking})"
 
     def __str__(self) -> str:
         """The same, and the history in lines."""
@@ -266,6 +289,16 @@ class Watch:
     ) -> None:
         """Remove the watch."""
         self.remove()
+
+
+def _each(ended: Sequence[Callable[[list[EventRecord]], None]]) -> Callable[[list[EventRecord]], None]:
+    """All of them, one after the other."""
+
+    def run(kept: list[EventRecord]) -> None:
+        for one in ended:
+            one(kept)
+
+    return run
 
 
 def watch_of(model: nn.Module) -> Watch | None:
