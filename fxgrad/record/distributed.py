@@ -17,7 +17,7 @@ from torch import Tensor
 from torch import distributed as dist
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # missing in its __all__ only
 
-from fxgrad.errors import NoFlowError, RanksError
+from fxgrad.errors import NoFlowError, OptionError, RanksError
 from fxgrad.plain import from_plain, plain
 from fxgrad.record.rank_facts import Facts, facts_of
 from fxgrad.record.rows import rows_of
@@ -43,6 +43,7 @@ def flow_of_ranks(flow: GradientFlow | None, *, timeout: float = TIMEOUT, group:
     Raises:
         RanksError: ranks did not come to this call in time, or came to another one.
         NoFlowError: no rank has a flow.
+        OptionError: ``timeout`` is no positive number.
     """
     found = _exchange("flow", [] if flow is None else [flow], timeout, group)
     parts = [part for parts in found.parts for part in parts]
@@ -58,7 +59,7 @@ def flows_of_ranks(
     """Several flows of all ranks, put together by the number of the backward event; arguments as for one.
 
     Raises:
-        RanksError: as for one.
+        RanksError, OptionError: as for one.
     """
     found = _exchange("history", flows, timeout, group)
     events: dict[tuple[int, int], list[Part]] = {}
@@ -80,6 +81,9 @@ class _Found:
 
 
 def _exchange(what: str, flows: Sequence[GradientFlow], timeout: float, group: Any) -> _Found:
+    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not 0 < timeout < float("inf"):
+        message = f"timeout= takes the seconds that ranks wait for each other, above 0, but got {timeout!r:.40}"
+        raise OptionError(message)
     spread = is_distributed(group)
     rank = dist.get_rank(group) if spread else 0
     own = packed(flows, rank)
