@@ -50,9 +50,9 @@ def lines(result: dict[str, Any]) -> str:
     small = {name: of("mlp33", name) for name in ("norm", "full", "norm_python")}
     peak = {name: [more(model, name) for model in ("resnet18", "mlp33")] for name in ("norm", "full")}
     told = [
-        f"a ResNet-18, every value and every parameter: {resnet['norm']} at `norm`, {resnet['full']} at `full`",
-        f"the part of each consumer as well (`sites=`): {resnet['norm_edge']}; forward statistics: {resnet['norm_forward']}",
-        f"a ViT-Tiny at `norm`: {of('vit_tiny_4', 'norm')} with a batch of 4, {of('vit_tiny_1', 'norm')} with one image",
+        f"a ResNet-18, all values and parameters: {resnet['norm']} at `norm`, {resnet['full']} at `full`",
+        f"the same with edge sites: {resnet['norm_edge']}; with forward statistics: {resnet['norm_forward']}",
+        f"a ViT-Tiny at `norm`: {of('vit_tiny_4', 'norm')} with 4 images, {of('vit_tiny_1', 'norm')} with one image",
         f"a GPT-2 small, 2 x 256 tokens, at `norm`: {of('gpt2', 'norm')}",
         f"33 tiny linear modules, the worst case: {small['norm']} at `norm`, {small['full']} at `full`",
         f"the same without the library, under the Python recorder: {small['norm_python']}",
