@@ -22,6 +22,7 @@ def effort(case: Case, configuration: Configuration, *, judged: bool, minutes: f
         least, seconds = 3, 2.0
     elif judged:
         least, seconds = 4, _JUDGED.get(case.name, 5.0)
+        seconds = min(seconds, 8.0) if configuration.kind == "A/A" and not configuration.compiled else seconds
     else:
         least, seconds = 4, 3.0
     return Effort(1000, 1 if share < 0.5 else least, max(seconds * share, 0.1), 2 if case.large else 3)  # noqa: PLR2004

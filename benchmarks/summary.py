@@ -14,7 +14,7 @@ README = Path(__file__).parents[1] / "README.md"
 _UNKNOWN = "not measured"
 
 # By the first cells of a line in the README: the row whose ratio stands in its last cell.
-_TOLD = {
+TOLD = {
     "| fxgrad, `watch` |": ("resnet18", "norm"),
     "| module hooks and": ("resnet18", "tensor_hooks"),
     "| `retain_grad` and": ("resnet18", "retain_grad"),
@@ -79,7 +79,7 @@ def write_readme(result: dict[str, Any]) -> None:
     """Put the ratios into the README's table."""
     rows = _Rows(result)
     text = README.read_text(encoding="utf-8")
-    for begin, (model, configuration) in _TOLD.items():
+    for begin, (model, configuration) in TOLD.items():
         ratio = rows.ratio(model, configuration, 3)
         pattern = re.compile(rf"^({re.escape(begin)}.*\| )[^|( ]+( \([^|]*\))?( \|)$", re.MULTILINE)
         text = pattern.sub(lambda found, ratio=ratio: f"{found[1]}{ratio}{found[2] or ''}{found[3]}", text)

@@ -21,7 +21,6 @@ from fxgrad.record.statistics import columns, without_gaps
 from fxgrad.schema import Level
 from fxgrad.torch_support.private import storage_of, version_of
 
-
 _SINGLES: BufferKey = (torch.device("cpu"), "full")
 
 
