@@ -18,8 +18,11 @@ from fxgrad.record.recorder import EventRecord
 from fxgrad.record.slots import BufferKey, Reading, Slots
 from fxgrad.record.staging import LARGEST, Batch, Page
 from fxgrad.record.statistics import columns, without_gaps
-from fxgrad.schema import Level
+from fxgrad.schema import Level, Placement
 from fxgrad.torch_support.private import storage_of, version_of
+from fxgrad.torch_support.shards import is_sharded, local_part, placement_of
+
+_SINGLES: BufferKey = (torch.device("cpu"), "full")
 
 
 class Units(NamedTuple):
@@ -44,12 +47,13 @@ class _Latest(NamedTuple):
 class _Taken:
     """Slots and readings of one kind of tensors."""
 
-    __slots__ = ("failures", "readings", "slots", "sources")
+    __slots__ = ("failures", "placed", "readings", "slots", "sources")
 
     def __init__(self, slots: Slots) -> None:
         self.slots = slots
         self.readings: list[Reading | None] = []
         self.failures: dict[int, str] = {}
+        self.placed: dict[int, Placement] = {}
         self.sources: set[BufferKey] = set()
 
 
@@ -146,8 +150,25 @@ class ForwardValues:
 
     def take_state(self, tensors: Iterable[Tensor]) -> None:
         """Parameters and buffers, as they are now.  Call under ``no_grad``.  Never raises."""
-        for number, tensor in enumerate(tensors):
-            self._take(self._state, number, tensor)
+        listed = list(tensors)
+        done = self._take_at_once(listed)
+        for number, tensor in enumerate(listed):
+            if not done or not done[number]:
+                self._take(self._state, number, tensor)
+
+    def _take_at_once(self, tensors: list[Tensor]) -> bytes:
+        """What the native reductions take of ``tensors``, in one call; by tensor, whether it was."""
+        memory, taken = self._memory, self._state
+        if memory is None or self._library is None or self.level != "full" or not tensors:
+            return b""
+        taken.slots.views(_SINGLES, len(tensors))
+        done: bytes = self._library.full_of_all(tensors, taken.slots.buffers[_SINGLES])
+        taken.sources.add(_SINGLES)
+        taken.readings = [
+            (_SINGLES, tensor.shape, tensor.numel(), number) if one else None
+            for number, (tensor, one) in enumerate(zip(tensors, done, strict=True))
+        ]
+        return done
 
     @staticmethod
     def _extend(taken: _Taken, index: int) -> None:
@@ -162,6 +183,8 @@ class ForwardValues:
         self._extend(taken, index)
         try:
             taken.readings[index] = self._write(memory, taken, index, _plain(tensor))
+            if is_sharded(tensor):
+                taken.placed[index] = placement_of(tensor)
         except Exception as error:  # noqa: BLE001  # the user's forward must go on, whatever the value is
             taken.readings[index] = None
             taken.failures[index] = f"{type(error).__name__}: {error}".splitlines()[0]
@@ -214,7 +237,7 @@ def _plain(tensor: Tensor) -> Tensor:
     if tensor.is_meta:
         message = "a meta tensor has no entries"
         raise NotImplementedError(message)
-    value = tensor.detach()
+    value = local_part(tensor.detach())
     if value.is_nested:
         value = value.values()
     # A kernel reads memory: bits that say "conjugated" or "negated" mean nothing to it.
@@ -224,4 +247,4 @@ def _plain(tensor: Tensor) -> Tensor:
 def _keep(taken: _Taken, batches: list[Batch]) -> EventRecord:
     buffers: dict[Any, Tensor] = {key: taken.slots.buffers[key].clone() for key in taken.sources}
     buffers.update({batch: batch.result for batch in batches if batch.result is not None})
-    return EventRecord(None, 0, buffers, taken.readings, taken.failures, None)
+    return EventRecord(None, 0, buffers, taken.readings, taken.failures, None, placed=taken.placed)

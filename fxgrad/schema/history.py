@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal
 
 from fxgrad.presenting import presenter
+from fxgrad.schema.drawing import PageWords
 from fxgrad.schema.flow import GradientFlow
 from fxgrad.schema.lines import in_a_line
+from fxgrad.schema.ranks import path_here
 from fxgrad.schema.words import NormWord
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
+    from typing_extensions import Unpack
 
 __all__ = ["FlowSeries", "History", "Series"]
 
@@ -50,6 +54,11 @@ class FlowSeries(Sequence[GradientFlow]):
     __slots__ = ()
 
     @property
+    def notes(self) -> Mapping[str, Series]:
+        """What was noted (``watch.note(loss=loss)``), by name."""
+        return {}
+
+    @property
     def steps(self) -> tuple[int, ...]:
         """The steps that have a flow, ascending."""
         return tuple(dict.fromkeys(flow.event.backward for flow in self))
@@ -79,9 +88,22 @@ class FlowSeries(Sequence[GradientFlow]):
         """At most so many of the flows, evenly spread; the first and the last are among them."""
         return presenter().sampled(self, most)
 
+    def to_html(self, path: str | Path | None = None, **options: Unpack[PageWords]) -> str:
+        """An interactive page of the run in one file: a slider over its events, and a heat map of blocks over them.
+
+        It shows all statistics of the latest flow, and the norms of every other one; of more than 20,000 flows an even
+        sample.  Also written to ``path`` if given; options as of ``GradientFlow.to_html``.
+
+        Raises:
+            OptionError: there is no flow, an unknown option or value, or a norm that was not measured.
+            FlowFileError: the file cannot be written.
+        """
+        return presenter().series_page(self, path, options)
+
     def to_csv(self, path: str | Path | None = None, *, of: Literal["values", "parameters"] = "values") -> str:
         """A row for each step and value (or parameter); also written to ``path`` if given."""
         text: str = presenter().to_csv(self, of)
+        path = path_here(self[-1].ranks if path is not None and len(self) else None, path)
         if path is not None:
             presenter().write_whole(Path(path), text)
         return text
@@ -97,7 +119,7 @@ class FlowSeries(Sequence[GradientFlow]):
     def plot(
         self, path: str | Path | None = None, *, norm: NormWord = "l2_norm", values: Sequence[str] = ()
     ) -> Figure:  # fmt: skip
-        """A heat map of blocks over steps, the loss side and ``values`` above it, as a matplotlib figure.
+        """A heat map of blocks over steps; above it the loss (if noted), the loss side and ``values``; in matplotlib.
 
         Saved to ``path`` if given.  Of more than 400 flows an even sample is shown.  ``fxgrad plot`` draws it in a
         terminal, too, without matplotlib.
@@ -107,7 +129,8 @@ class FlowSeries(Sequence[GradientFlow]):
             SiteNotFoundError: the latest flow has no value of that name.
         """
         shown = self.sampled(_PLOTTED)
-        return presenter().plot_history(shown, path, norm=norm, values=values)
+        path = path_here(self[-1].ranks if path is not None and len(self) else None, path)
+        return presenter().plot_history(shown, path, norm=norm, values=values, notes=self.notes)
 
     def __str__(self) -> str:
         """A line for each backward pass: what went in at the loss side, what came to the inputs, and NaN or Inf."""
@@ -117,10 +140,37 @@ class FlowSeries(Sequence[GradientFlow]):
 _PLOTTED = 400  # flows of a heat map: more than it has room for
 
 
-class History(tuple[GradientFlow, ...], FlowSeries):
+class History(tuple[GradientFlow, ...], FlowSeries):  # noqa: SLOT001  # it holds its notes
     """A tuple of flows, oldest first, that reads as one line for each of them."""
 
-    __slots__ = ()
+    _notes: Mapping[str, Series] = MappingProxyType({})
+
+    @property
+    def notes(self) -> Mapping[str, Series]:
+        """What was noted (``watch.note(loss=loss)``) at the steps that have a flow, by name."""
+        return self._notes
+
+    def with_notes(self, notes: Mapping[str, Series]) -> History:
+        """The same flows, with these."""
+        made = History(self)
+        made._notes = notes
+        return made
+
+    def reduced(self, *, timeout: float = 120.0, group: Any = None) -> History:
+        """The same of all ranks of a distributed run, event by event; on each of them, by one collective.
+
+        Every rank has to call this, as any collective.  A flow of it tells by ``ranks`` how the ranks differ.  Without
+        ``torch.distributed`` it is that of one rank.
+
+        Args:
+            timeout: seconds that ranks wait for each other.
+            group: the process group; None for all ranks.
+
+        Raises:
+            RanksError: a rank did not come in time, or made another call; the process group can be used as before.
+        """
+        return History(presenter().flows_of_ranks(self, timeout=timeout, group=group))
+
     __str__ = FlowSeries.__str__
 
     def __repr__(self) -> str:

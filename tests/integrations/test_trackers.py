@@ -16,6 +16,7 @@ import fxgrad
 from fxgrad.errors import LogWarning, OptionError
 from fxgrad.integrations.scalars import scalars
 from tests.integrations.runs import Kept, Net, chain, differences, seed, train
+from tests.trackers import keep_in
 
 # SQLAlchemy on what MLflow does with it.
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated")
@@ -90,12 +91,7 @@ def test_without_a_converter_curves_go_on(tmp_path: Path, monkeypatch: pytest.Mo
 @pytest.fixture
 def wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Offline, and with all that it writes in a folder of the test."""
-    for name in ("DIR", "CACHE_DIR", "CONFIG_DIR", "DATA_DIR", "ARTIFACT_DIR"):
-        (tmp_path / name).mkdir()
-        monkeypatch.setenv(f"WANDB_{name}", str(tmp_path / name))
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    monkeypatch.setenv("WANDB_SILENT", "true")
-    monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
+    keep_in(tmp_path, monkeypatch)
     found: Any = pytest.importorskip("wandb")
     yield found
     found.finish()
@@ -178,8 +174,7 @@ def tracking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """MLflow with all that it writes in a folder of the tests; making its database takes seconds."""
     folder = tmp_path_factory.mktemp("mlflow")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
-        patch.setenv("XDG_CONFIG_HOME", str(folder))
+        keep_in(folder, patch)
         found: Any = pytest.importorskip("mlflow")
         found.set_tracking_uri(f"sqlite:///{folder}/mlflow.db")
         yield found
