@@ -13,8 +13,8 @@ from torch import Tensor
 
 from tests.faults import traps_more
 from tests.faults.catalogue import FAULTS, HEALTHY, PROGRAMS, TRAPS, UNSEEN
-from tests.faults.places import plain_step, trains
 from tests.faults.counts import counted
+from tests.faults.places import plain_step, trains
 from tests.faults.program import SEEDS, Built, Program
 from tests.faults.replay import Call, calls_of, gain, origins, ran
 
