@@ -78,9 +78,9 @@ class Moment:
             RunFileError: it cannot be written.
         """
         content = {
-            "format": FORMAT, "version": VERSION, "torch": str(torch.__version__), "step": step, "lacking": self.lacking,
-            "args": self.args, "kwargs": self.kwargs, "state": self.state, "modes": self.modes,
-            "streams": self.streams, "autocast": self.autocast, "gradients": self.gradients,
+            "format": FORMAT, "version": VERSION, "torch": str(torch.__version__), "step": step,
+            "lacking": self.lacking, "args": self.args, "kwargs": self.kwargs, "state": self.state,
+            "modes": self.modes, "streams": self.streams, "autocast": self.autocast, "gradients": self.gradients,
             # One that was written to since then is not what the forward gave.
             "outputs": {at: tensor for at, (tensor, version) in self.outputs.items() if version_of(tensor) == version},
         }  # fmt: skip
