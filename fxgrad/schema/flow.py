@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from fxgrad.errors import OptionError
 from fxgrad.presenting import Displayed, presenter
 from fxgrad.schema.drawing import PageWords, PictureWords, TableWords
 from fxgrad.schema.failure import Failure
 from fxgrad.schema.findings import Diagnosis, Finding, NotChecked
 from fxgrad.schema.lines import in_a_line
+from fxgrad.schema.precision import DTYPES, Precision, precision_row
 from fxgrad.schema.ranks import Ranks, path_here
 from fxgrad.schema.records import BlindSpot, Edge, ModuleCall, ModuleFlow, Node, ParameterRecord, Site
+from fxgrad.schema.statistics import Statistics
 from fxgrad.schema.values import BufferRecord, LossOp, OptimizerFacts
 from fxgrad.schema.words import FrontEnd, Level, NormWord, SiteKind
 
@@ -152,6 +155,49 @@ class GradientFlow(_Judged):
         """Gradient in, gradient out and gain of every module call, by full path, in forward order."""
         return presenter().module_flows(self)
 
+    def precision(
+        self, dtypes: Sequence[str] = DTYPES, *, of: Literal["gradients", "parameters", "values"] = "gradients",
+        scale: float | None = None,
+    ) -> Precision:  # fmt: skip
+        """Each gradient against the dtype that it has and those that it could have; prints as a table.
+
+        Exact with ``statistics="histogram"`` for limits that are powers of two, else bounds (``Statistics.fits``).
+
+        Args:
+            dtypes: to ask about.
+            of: the gradients of the values, those of the parameters, or the values themselves (``forward=True``).
+            scale: the loss scale to suppose; None: the one under which the gradients were measured.  Values are
+                multiplied by it as they are.
+
+        Raises:
+            OptionError: a dtype or ``of`` is not known, or the scale is not a positive number.
+        """
+        if of not in ("gradients", "parameters", "values"):
+            message = f"of={of!r} is not known; it is 'gradients', 'parameters' or 'values'"
+            raise OptionError(message)
+        measured = (1.0 if of == "values" else self.event.loss_scale) or 1.0
+        factor = 1.0 if scale is None else scale / measured
+        named: list[tuple[str, str, Statistics | None]]
+        if of == "parameters":
+            named = [(record.name, record.dtype, record.statistics) for record in self.parameters]
+        else:
+            named = [(s.id, s.dtype, s.value if of == "values" else s.statistics) for s in self.sites]
+        return Precision(precision_row(name, dtype, s, dtypes, factor) for name, dtype, s in named if s is not None)
+
+    def unscaled(self) -> GradientFlow:
+        """The same with the loss scale divided out of all norms, sums and extrema, for reading and comparing.
+
+        The flow itself where no scale is known.  Rules judge what was measured: diagnose the flow, not this.
+        """
+        scale = self.event.loss_scale
+        if scale is None or scale == 1.0:
+            return self
+        event = replace(self.event, loss_scale=1.0)
+        return replace(
+            self, event=event, sites=_divided(self.sites, scale), edges=_divided(self.edges, scale),
+            parameters=_divided(self.parameters, scale),
+        )  # fmt: skip
+
     @property
     def diagnosis(self) -> Diagnosis:
         """What the rules say of this one flow, with the default thresholds; worked out at the first access."""
@@ -263,6 +309,13 @@ class GradientFlow(_Judged):
     def _repr_html_(self) -> str:
         """What a notebook shows: the picture and the profile, or the words alone where Graphviz is missing."""
         return presenter().notebook_html(self, self.diagnosis)
+
+
+def _divided(records: Sequence[Any], scale: float) -> tuple[Any, ...]:
+    return tuple(
+        record if record.statistics is None else replace(record, statistics=record.statistics.divided(scale))
+        for record in records
+    )
 
 
 class Sink(Protocol):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from fxgrad.presenting import presenter
 from fxgrad.schema.lines import in_a_line
+from fxgrad.schema.precision import Fit
 from fxgrad.schema.ranks import Spread
 from fxgrad.schema.statistics import Statistics
 from fxgrad.schema.values import Activity, ChannelSums, Constant, Update
@@ -60,6 +61,14 @@ class _HasStatistics:
     def measured(self) -> bool:
         """Whether a gradient was seen here."""
         return self.statistics is not None
+
+    def fits(self, dtype: str, scale: float | Literal["tensor"] = 1.0) -> Fit | None:
+        """How much of the gradient ``dtype`` would hold (``Statistics.fits``); None where none was measured.
+
+        Raises:
+            OptionError: as there.
+        """
+        return None if self.statistics is None else self.statistics.fits(dtype, scale)
 
     @property
     def l2_norm(self) -> float | None:
