@@ -60,7 +60,7 @@ def from_json(text: str, where: str = "the text") -> GradientFlow:
         raise FlowFileError(message)
     _check_version(content, where)
     try:
-        return _read_flow(content.get("flow"))
+        return flow_of_plain(content.get("flow"))
     except DamageError as error:
         message = f"{where} is damaged: {error}. Write it again with flow.to_json(path)."
         raise FlowFileError(message) from error
@@ -110,7 +110,7 @@ def load_series(path: str | Path) -> tuple[GradientFlow, ...]:
     _check_version(content, where)
     try:
         if content["format"] == FORMAT:
-            return (_read_flow(content.get("flow")),)
+            return (flow_of_plain(content.get("flow")),)
         return _read_series(content)
     except DamageError as error:
         message = f"{where} is damaged: {error}. Write it again with fxgrad.save_series(flows, path)."
@@ -205,11 +205,16 @@ def _read_series(content: dict[str, Any]) -> tuple[GradientFlow, ...]:
         if not all(0 <= place < len(shared) for place in places):
             message = f"flows[{number}] has a node that is not there"
             raise DamageError(message)
-        found.append(_read_flow({**flow, "nodes": tuple(shared[place] for place in places)}))
+        found.append(flow_of_plain({**flow, "nodes": tuple(shared[place] for place in places)}))
     return tuple(found)
 
 
-def _read_flow(content: Any) -> GradientFlow:
+def flow_of_plain(content: Any) -> GradientFlow:
+    """The flow that ``flow_plain`` gave ``content`` of, checked all the way down.
+
+    Raises:
+        ValueError: it is damaged.
+    """
     if not isinstance(content, dict):
         message = "it holds no flow"
         raise DamageError(message)

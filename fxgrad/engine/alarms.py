@@ -11,9 +11,11 @@ from fxgrad.diagnosis import Evidence, FlowView, Thresholds
 from fxgrad.diagnosis.backward_failed import backward_failed
 from fxgrad.diagnosis.limits import Limit, beyond
 from fxgrad.errors import FindingWarning, OptionError
+from fxgrad.record.distributed import is_distributed
 from fxgrad.record.reading import read_gradients
 from fxgrad.record.recorder import HISTORY, EventRecord
 from fxgrad.schema import Finding, GradientFlow
+from fxgrad.schema.ranks import rank_here
 from fxgrad.torch_support.private import at_end_of_backward, current_backward
 
 OnFinding = Callable[[Finding], Any]
@@ -57,6 +59,8 @@ class Alarms:
         self._scale_of = scale_of
         self._reported: set[tuple[str, str]] = set()
         self._errors: list[Exception] = []
+        #: Told of each alarm, and of what ``report`` is given, besides the listener.
+        self.noted: Callable[[Finding], None] = lambda _: None
 
     def ended(self, event_record: list[EventRecord]) -> None:
         """A backward pass has ended, or raised some time ago: judge what was kept of it.
@@ -72,6 +76,7 @@ class Alarms:
         for finding in found:
             self.latest.append(finding)
             self._reported.add((finding.rule, finding.place))
+            self.noted(finding)
             if self._on_finding is None:
                 self._try(self._warn, finding.message)
             else:
@@ -108,13 +113,15 @@ class Alarms:
             key = (finding.rule, finding.place)
             if key not in self._reported:
                 self._reported.add(key)
+                self.noted(finding)
                 if self._on_finding is not None:
                     self._try(self._on_finding, finding)
         self._raise(0)
 
     @staticmethod
     def _warn(message: str) -> None:
-        warnings.warn(message, FindingWarning, stacklevel=2)
+        who = f"rank {rank_here()}: " if is_distributed() else ""  # only the rank that it happens on knows of it
+        warnings.warn(f"{who}{message}", FindingWarning, stacklevel=2)
 
     def _try(self, function: Callable[[Any], Any], given: Any) -> None:
         try:

@@ -76,22 +76,25 @@ class Logbook:
         self._read, self._tell = read, tell
         return self
 
-    def note(self, scalars: dict[str, Any]) -> None:
-        """Keep these until they are written or replaced.  A tensor stays on its device.
+    def note(self, scalars: dict[str, Any]) -> dict[str, float | Tensor]:
+        """Keep these until they are written or replaced, and give what is kept.  A tensor stays on its device.
 
         Raises:
             OptionError: one is no single number.
         """
+        taken: dict[str, float | Tensor] = {}
         for name, value in scalars.items():
             if isinstance(value, Tensor) and value.numel() == 1:
                 with torch.no_grad(), without_torch_function(), without_dispatch_modes():
-                    self._notes[name] = value.detach().clone()  # the user may go on to change it in place
+                    taken[name] = value.detach().clone()  # the user may go on to change it in place
             elif not isinstance(value, Tensor) and hasattr(value, "__float__"):
-                self._notes[name] = float(value)
+                taken[name] = float(value)
             else:
                 what = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"{value!r:.60}"
                 message = f"note({name}=...) takes one number, or a tensor with one element, but got {what}"
                 raise OptionError(message)
+        self._notes.update(taken)
+        return taken
 
     def forward(self, step: int) -> None:
         """A training forward with this number is about to run: the step before it is complete."""

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from fxgrad.capture.modules import ModuleMap
 from fxgrad.engine.forward_patch import patched_forward_of
+from fxgrad.engine.run_events import Coming
 from fxgrad.engine.step import Options
 from fxgrad.engine.training import Training
 from fxgrad.errors import NoFlowError, OptionError, WatchError
@@ -44,6 +45,7 @@ class _Observer(Observer):
         super().__init__(inner)
         self.modules = ModuleMap(model)
         self._runs: weakref.WeakSet[GraphRun] = weakref.WeakSet()  # whose autograd graph is there
+        self.latest_forward = -1
 
     def listed(self) -> list[tuple[int, tuple[str, ...], Tensor]]:
         """The parameters now, with their numbers."""
@@ -59,6 +61,7 @@ class _Observer(Observer):
     def _begin(self, graph: Graph, args: Sequence[Any]) -> GraphRun:
         run = super()._begin(graph, args)
         self._runs.add(run)
+        self.latest_forward = run.forward
         return run
 
     @property
@@ -112,6 +115,11 @@ class CompiledEngine:
         self.observer.note(accumulating=forward_record.accumulating)
         return result
 
+    @property
+    def latest_forward(self) -> int:
+        """Number of the latest observed call."""
+        return self.observer.latest_forward
+
     def rest(self) -> None:
         """Before a call that is not observed: parameters carry no hooks, unless a backward is still to come."""
         self.recorder.close_events()
@@ -156,6 +164,15 @@ class CompiledEngine:
         """The flow of an event."""
         assert event_record.flow is not None  # noqa: S101  # for mypy: the observer made it
         return event_record.flow
+
+    def coming(self, event_record: EventRecord) -> Coming:
+        """What another thread makes the flow of an event of, with what is known now of the training around it."""
+        known = None if self.training is None else self.training.known(event_record)
+        return Coming(event_record, known, self.flow_of)
+
+    def stepped(self, event_record: EventRecord) -> bool | None:
+        """Whether the optimizer's step behind an event is known by now; None where there is no optimizer."""
+        return None if self.training is None else self.training.stepped(event_record)
 
     def tell(self, ended: Callable[[list[EventRecord]], None]) -> None:
         """Have each event told when it ends."""
@@ -203,7 +220,7 @@ class CompiledWatch(Watch):
 
     def __init__(self, call: CompiledCall, options: Options, *, every: int, around: Around) -> None:
         _refuse(call, options)
-        self._begin(call.owner, every)
+        self._begin(call.owner, every, around)
         self.engine: Any = CompiledEngine(call)
         self._patched: Any = _Place(call, self)
         self._surround(around)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -16,12 +17,15 @@ from fxgrad.diagnosis.limits import checked_limits
 from fxgrad.engine.alarms import Alarms, OnFinding, checked_listener
 from fxgrad.engine.forward_patch import patched_forward_of, patching, refuse_unpatchable
 from fxgrad.engine.logbook import Logbook
+from fxgrad.engine.moments import Moment
+from fxgrad.engine.run_writer import RunOptions, RunWriter
 from fxgrad.engine.step import Engine, Options
 from fxgrad.engine.training import Training, checked_optimizers, checked_scaler
 from fxgrad.errors import NoFlowError, WatchError
 from fxgrad.handles.graphs import GraphEngine
 from fxgrad.record.distributed import TIMEOUT, flow_of_ranks, is_distributed
-from fxgrad.schema import Diagnosis, Finding, GradientFlow, History, Level
+from fxgrad.record.recorder import HISTORY, EventRecord
+from fxgrad.schema import Diagnosis, Finding, GradientFlow, History, Level, RunFileReport, Series
 
 if TYPE_CHECKING:
     from fxgrad.diagnosis import Thresholds
@@ -37,6 +41,7 @@ class Around:
         limits: by statistics word.
         on_finding: who is told of findings.
         logbook: the logs, where there are any.
+        run_file: the run file, where there is to be one.
     """
 
     optimizers: tuple[Optimizer, ...] = ()
@@ -44,6 +49,7 @@ class Around:
     limits: Mapping[str, float] = field(default_factory=dict)
     on_finding: OnFinding | None = None
     logbook: Logbook = field(default_factory=Logbook)
+    run_file: RunOptions | None = None
 
     @staticmethod
     def of(level: Level, *, optimizer: Any, scaler: Any, limits: Any, on_finding: Any) -> Around:
@@ -56,7 +62,7 @@ class Around:
         return Around(checked_optimizers(optimizer), checked_scaler(scaler), checked, checked_listener(on_finding))
 
 
-_PUBLIC = ("active", "alarms", "diagnose", "flow", "history", "log", "note", "pause", "remove", "resume")
+_PUBLIC = ("active", "alarms", "diagnose", "flow", "history", "log", "note", "pause", "remove", "resume", "run_file")
 
 
 class Watch:
@@ -76,20 +82,25 @@ class Watch:
         """``one_shot``: for a single call, which may lie above an outer watch on the same model."""
         if not one_shot:
             refuse_unwatchable(model)
-        self._begin(model, every)
+        around = Around() if around is None else around
+        self._begin(model, every, around)
         self.one_shot = one_shot
         patched = patching(model)
         kind = GraphEngine if options.capture == "symbolic" else Engine
         self.engine = kind(model, patched.plain, options)
         self._patched = patched.add(self)
         self._patched.one_shots += one_shot
-        self._surround(Around() if around is None else around)
+        self._surround(around)
 
-    def _begin(self, model: nn.Module, every: int) -> None:
+    def _begin(self, model: nn.Module, every: int, around: Around) -> None:
+        """Before the model is touched."""
+        self._run = None if around.run_file is None else RunWriter(around.run_file)
         self._model = model
         self._every = every
         self._forwards = 0
         self._paused = False
+        self._seen = False  # whether a backward pass may come to the latest call
+        self._noted: deque[tuple[int, dict[str, float | torch.Tensor]]] = deque(maxlen=HISTORY)
         self.one_shot = False
 
     def _surround(self, around: Around) -> None:
@@ -98,8 +109,12 @@ class Watch:
             engine.training = Training(engine.recorder, around.optimizers, around.scaler)
         scale_of = (lambda _: None) if engine.training is None else engine.training.scale_of
         alarms = Alarms(around.limits, around.on_finding, engine.flow_of, scale_of)
-        if around.limits:
-            engine.tell(alarms.ended)
+        ended: list[Callable[[list[EventRecord]], None]] = [alarms.ended] if around.limits else []
+        if self._run is not None:
+            alarms.noted = self._run.found
+            ended.append(self._run.opened(engine.coming, engine.stepped).ended)
+        if ended:
+            engine.tell(_each(ended))
         self._training, self._alarms = engine.training, alarms
         self._logbook = around.logbook.opened(engine.latest, alarms.report)
 
@@ -108,7 +123,18 @@ class Watch:
         observe = self._wants()
         if observe and self._model.training:
             self._logbook.forward(self._forwards - 1)
+            if self._run is not None:
+                self._run.forward()
+                if self._run.options.capture:
+                    return self._captured(self._run, args, kwargs)
         return self.engine.run(args, kwargs, observe=observe)
+
+    def _captured(self, run: RunWriter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        moment = Moment.before(self._model, args, kwargs)
+        result = self.engine.run(args, kwargs, observe=True)
+        moment.returned(result)
+        run.captured(self.engine.latest_forward, moment)
+        return result
 
     def _wants(self) -> bool:
         if self._paused or not self.engine.recorder.on:
@@ -117,7 +143,9 @@ class Watch:
             self._forwards += 1
             if (self._forwards - 1) % self._every:
                 self.engine.rest()
+                self._seen = False
                 return False
+        self._seen = torch.is_grad_enabled()
         return True
 
     def returned(self, result: Any) -> None:
@@ -165,7 +193,8 @@ class Watch:
     def history(self) -> History:
         """The flows of the latest backward events (at most 128), oldest first; one per forward call of an event."""
         self._patched.stay()
-        return History(self.engine.history())
+        flows = History(self.engine.history())
+        return flows.with_notes(_by_backward(flows, self._noted)) if self._noted else flows
 
     def diagnose(self, thresholds: Thresholds | None = None) -> Diagnosis:
         """What the rules say of ``history``: ``fxgrad.diagnosis.diagnose`` over it.
@@ -184,14 +213,19 @@ class Watch:
         return found
 
     def note(self, **scalars: float | torch.Tensor) -> None:
-        """Keep numbers that stand beside the gradients in the logs: ``watch.note(loss=loss)``.
+        """Keep numbers that stand beside the gradients: ``watch.note(loss=loss)`` after the forward of a step.
 
-        The latest of each name is written.  A tensor with one element stays on its device until then.
+        They are in ``history.notes`` and above its plot; the latest of each name is written to the logs.
+        A tensor with one element stays on its device until then.
 
         Raises:
             OptionError: one is no single number.
         """
-        self._logbook.note(scalars)
+        kept = self._logbook.note(scalars)
+        if self._run is not None:
+            self._run.note(kept)
+        if self._seen:
+            self._noted.append((self.engine.latest_forward, kept))
 
     def log(self, step: int | None = None) -> bool:
         """Write the latest flow, its findings and the notes to the logs of ``log_to`` now.
@@ -205,6 +239,11 @@ class Watch:
             Whether there was something to write.
         """
         return self._logbook.write(step)
+
+    @property
+    def run_file(self) -> RunFileReport | None:
+        """How the run file stands: how many flows were written and missed, and why; None where there is none."""
+        return None if self._run is None else self._run.report
 
     @property
     def alarms(self) -> tuple[Finding, ...]:
@@ -243,11 +282,14 @@ class Watch:
             self._training.remove()
         self._patched.one_shots -= self.one_shot
         self._patched.take_out(self)
+        if self._run is not None:
+            self._run.finish()
 
     def __repr__(self) -> str:
         """The model's class, and how it stands."""
         state = "removed" if not self.active else "paused" if self._paused else "active"
-        return f"Watch({type(self._model).__name__[:40]}, {state}, {self._forwards} training forwards seen)"
+        lacking = f", run file: {self._run.report.error}" if self._run is not None and self._run.report.error else ""
+        return f"Watch({type(self._model).__name__[:40]}, {state}, {self._forwards} training forwards seen{lacking})"
 
     def __str__(self) -> str:
         """The same, and the history in lines."""
@@ -266,6 +308,26 @@ class Watch:
     ) -> None:
         """Remove the watch."""
         self.remove()
+
+
+def _by_backward(flows: History, noted: Iterable[tuple[int, Mapping[str, float | torch.Tensor]]]) -> dict[str, Series]:
+    """What was noted behind forward calls, by the backward passes that ran through them.  Waits for the device."""
+    passes = {flow.event.forward: flow.event.backward for flow in flows}
+    found: dict[str, dict[int, float]] = {}
+    for forward, notes in noted:
+        for name, value in notes.items() if forward in passes else ():
+            found.setdefault(name, {})[passes[forward]] = float(value)
+    return {name: Series(name, "", tuple(steps), tuple(steps.values())) for name, steps in found.items()}
+
+
+def _each(ended: Sequence[Callable[[list[EventRecord]], None]]) -> Callable[[list[EventRecord]], None]:
+    """All of them, one after the other."""
+
+    def run(kept: list[EventRecord]) -> None:
+        for one in ended:
+            one(kept)
+
+    return run
 
 
 def watch_of(model: nn.Module) -> Watch | None:

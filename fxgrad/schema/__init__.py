@@ -27,7 +27,7 @@ from fxgrad.schema.failure import Failure, FailureCause
 from fxgrad.schema.findings import RULES, Confidence, Diagnosis, Finding, NotChecked, Severity
 from fxgrad.schema.flow import CaptureReport, EventInfo, GradientFlow, Sink
 from fxgrad.schema.history import FlowSeries, History, Series
-from fxgrad.schema.log import Log, LogEntry
+from fxgrad.schema.log import Log, LogEntry, RunFileReport
 from fxgrad.schema.precision import Fit, Precision, PrecisionRow
 from fxgrad.schema.ranks import OtherCourse, Placement, Ranks, Spread
 from fxgrad.schema.records import (
@@ -104,6 +104,7 @@ __all__ = [
     "RewriteReport",
     "Rewritten",
     "RuleRecord",
+    "RunFileReport",
     "ScaleWord",
     "Series",
     "Severity",
