@@ -89,11 +89,15 @@ def _exchange(what: str, flows: Sequence[GradientFlow], timeout: float, group: A
     own = packed(flows, rank)
     if not spread:
         return _Found([unpacked(own.payload, rank)], own.courses)
-    meeting = _Meeting(group, timeout)
     told = {"what": what, "bytes": own.payload.numel(), "courses": sorted(own.courses)}
-    plan = meeting.agree(told, own.courses)
-    payloads = meeting.gather(own.payload, plan["bytes"])
-    meeting.done()
+    try:
+        meeting = _Meeting(group, timeout)
+        plan = meeting.agree(told, own.courses)
+        payloads = meeting.gather(own.payload, plan["bytes"])
+        meeting.done()
+    except dist.DistNetworkError as error:
+        message = f"the process that keeps torch's store, rank 0 or torchrun itself, is gone: {error}".splitlines()[0]
+        raise RanksError(message) from error
     courses = {name: from_json(text) for name, text in plan["unknown"].items()} | own.courses
     return _Found([unpacked(payload, number) for number, payload in enumerate(payloads)], courses)
 
@@ -215,7 +219,7 @@ class _Meeting:
         keys = [self._key(str(number)) for number in range(self.size)]
         try:
             self._store.wait(keys, timedelta(seconds=self.timeout))
-        except dist.DistStoreError:
+        except RuntimeError:  # not every store has an error of its own for that
             return [number for number, key in enumerate(keys) if not self._store.check([key])]
         return []
 
@@ -223,7 +227,7 @@ class _Meeting:
         try:
             self._store.wait([key], timedelta(seconds=seconds))
             text: str = self._store.get(key).decode()
-        except (dist.DistStoreError, dist.DistNetworkError) as error:
+        except RuntimeError as error:
             message = (
                 f"{who} of {self.size} did not answer a read of the reduced flow within {seconds:g} s: it died, or "
                 f"never came to the call ({type(error).__name__})"
