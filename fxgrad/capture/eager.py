@@ -20,7 +20,7 @@ from fxgrad.capture.captured import Call, CallGraph, ModuleSpan, Opaque, Output,
 from fxgrad.capture.functions import Applied, Functions, given_to
 from fxgrad.capture.modules import ModuleMap, Place
 from fxgrad.capture.names import METADATA, source_line
-from fxgrad.capture.recomputation import Recomputation, in_checkpoint, is_recomputed, made_by_function
+from fxgrad.capture.recomputation import Recomputation, Record, in_checkpoint, is_recomputed, made_by_function
 from fxgrad.capture.strays import Strays
 from fxgrad.capture.values import Known, Values
 from fxgrad.torch_support.compiled import Looking
@@ -44,7 +44,7 @@ class Session(TorchFunctionMode):
     """
 
     def __init__(
-        self, modules: ModuleMap, forward_record: Any, put: Any, previous: CallGraph | None, beside: Any = None
+        self, modules: ModuleMap, forward_record: Record, put: Any, previous: CallGraph | None, beside: Any = None
     ) -> None:  # fmt: skip
         super().__init__()
         self.modules = modules
@@ -70,7 +70,7 @@ class Session(TorchFunctionMode):
         self._first_sites: list[int] = []
         self.hidden = self.asked = False
         self._sequence, self._began = -1, 0
-        if getattr(forward_record, "rewriting", None) is not None:
+        if forward_record.rewriting is not None:
             forward_record.partial = lambda: CallGraph(list(self.calls), list(self.spans), self.lost)
 
     # ---- entering and leaving -------------------------------------------------------------------------------
@@ -291,7 +291,7 @@ class Session(TorchFunctionMode):
         if known is None or known.site < 0 or not known.requires_grad or known.version != version_of(tensor):
             return False
         forward_record = self.forward_record
-        if forward_record.same is None or forward_record.rewriting is not None:  # a rule acts where a hook is
+        if forward_record.again or forward_record.rewriting is not None:  # a rule acts where a hook is
             return False
         forward_record.same[site] = known.site
         return True

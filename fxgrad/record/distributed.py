@@ -92,13 +92,13 @@ def _exchange(what: str, flows: Sequence[GradientFlow], timeout: float, group: A
     told = {"what": what, "bytes": own.payload.numel(), "courses": sorted(own.courses)}
     try:
         meeting = _Meeting(group, timeout)
-        plan = meeting.agree(told, own.courses)
-        payloads = meeting.gather(own.payload, plan["bytes"])
+        agreed = meeting.agree(told, own.courses)
+        payloads = meeting.gather(own.payload, agreed["bytes"])
         meeting.done()
     except dist.DistNetworkError as error:
         message = f"the process that keeps torch's store, rank 0 or torchrun itself, is gone: {error}".splitlines()[0]
         raise RanksError(message) from error
-    courses = {name: from_json(text) for name, text in plan["unknown"].items()} | own.courses
+    courses = {name: from_json(text) for name, text in agreed["unknown"].items()} | own.courses
     return _Found([unpacked(payload, number) for number, payload in enumerate(payloads)], courses)
 
 
@@ -177,18 +177,18 @@ class _Meeting:
         self._store.set(self._key(str(self.rank)), json.dumps(told))
         if self.rank == 0:
             self._store.set(self._key("plan"), json.dumps(self._planned()))
-        plan: dict[str, Any] = json.loads(self._get(self._key("plan"), "rank 0", (0,), self.timeout * 1.5 + 5.0))
-        if plan["error"]:
-            raise RanksError(plan["error"], tuple(plan["ranks"]))
-        for course, first in plan["needed"].items():  # the keys stay: the next read may need them again
+        agreed: dict[str, Any] = json.loads(self._get(self._key("plan"), "rank 0", (0,), self.timeout * 1.5 + 5.0))
+        if agreed["error"]:
+            raise RanksError(agreed["error"], tuple(agreed["ranks"]))
+        for course, first in agreed["needed"].items():  # the keys stay: the next read may need them again
             if first == self.rank and not self._store.check([f"course {course}"]):
                 self._store.set(f"course {course}", to_json(courses[course]))
-        plan["unknown"] = {
+        agreed["unknown"] = {
             course: self._get(f"course {course}", f"rank {first}", (first,), self.timeout)
-            for course, first in plan["needed"].items()
+            for course, first in agreed["needed"].items()
             if course not in courses
         }
-        return plan
+        return agreed
 
     def _planned(self) -> dict[str, Any]:
         """Who is there, and what is to be exchanged."""
@@ -257,7 +257,7 @@ class _Meeting:
         """Leave little in the store: what nobody can ask for any more is deleted."""
         before = self._number - 1
         self._store.delete_key(self._key(str(self.rank), before))
-        if self.rank == 0:  # all have come to this read, so that they have read the plan of the one before
+        if self.rank == 0:  # all have come to this read, so that they have read the call graph of the one before
             self._store.delete_key(self._key("plan", before))
 
 
