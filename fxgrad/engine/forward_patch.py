@@ -28,8 +28,8 @@ _NO_GRAPH = (
     "compiled model, or call remove() first"
 )
 _UNCOMPILED = (
-    "fxgrad watches or rewrites a model that is called as compiled code, and needs its Python: it runs uncompiled, and may "
-    "differ in the last bits from what is compiled. Compile first, then fxgrad.watch(compiled)"
+    "fxgrad watches or rewrites a model that is called as compiled code, and needs its Python: it runs uncompiled, and "
+    "may differ in the last bits from what is compiled. Compile first, then fxgrad.watch(compiled)"
 )
 _installing = threading.RLock()
 

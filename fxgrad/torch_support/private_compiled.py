@@ -67,8 +67,8 @@ def compiled_call_of(module: Any) -> CompiledCall | None:
 def called_as_compiled(module: nn.Module) -> bool:
     """Whether a call that reaches the Python of ``module`` now was made of code that is compiled.
 
-    ``torch._dynamo.eval_frame._is_in_optimized_module``, and ``_compiled_call_impl`` of the module itself.  Where a name
-    is missing, nobody is told.
+    ``torch._dynamo.eval_frame._is_in_optimized_module``, and ``_compiled_call_impl`` of the module itself.  Where a
+    name is missing, nobody is told.
     """
     if module.__dict__.get("_compiled_call_impl") is not None:
         return True
