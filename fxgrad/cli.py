@@ -1,4 +1,4 @@
-"""The command line: ``fxgrad run``, ``render``, ``diagnose``, ``explain``, ``compare``, ``plot``, ``demo``, ``build``.
+"""The command line: the commands ``run``, ``render``, ``diagnose``, ``compare``, ``plot``, ``log`` and the others.
 
 Only wiring: what the words mean is in ``fxgrad.command``.  torch is imported by the commands that need it.
 """
@@ -6,10 +6,8 @@ Only wiring: what the words mean is in ``fxgrad.command``.  torch is imported by
 from __future__ import annotations
 
 import sys
-import traceback
 import warnings
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -32,11 +30,14 @@ from fxgrad.command.options import (
     Norm,
     Quiet,
     Scale,
+    Step,
     Target,
     Theme,
     Traceback,
 )
-from fxgrad.errors import FxgradError, OptionError
+from fxgrad.command.reporting import MISUSE, reported
+from fxgrad.command.run_line import export_run, log_run, replay_step
+from fxgrad.errors import OptionError
 from fxgrad.schema import GradientFlow, Level, SiteKind
 
 if TYPE_CHECKING:
@@ -46,7 +47,6 @@ if TYPE_CHECKING:
 __all__ = ["app", "main"]
 
 _FOUND = 1  # exit code: a warning or an error was found
-_MISUSE = 2  # exit code, as of other command lines
 _DEMO_FILES = ("flow.svg", "flow.json")
 
 app = typer.Typer(
@@ -111,7 +111,7 @@ def run(
     show_traceback: Traceback = False,
 ) -> None:
     """Measure one forward and one backward pass of a model."""
-    with _reported(show_traceback):
+    with reported(show_traceback):
         from fxgrad.command.findings import Wanted, judge
         from fxgrad.command.outputs import Drawing, View, check_paths
 
@@ -148,17 +148,18 @@ def render(
     output: Files = None,
     every: All = False,
     quiet: Quiet = False,
+    step: Step = None,
     show_traceback: Traceback = False,
 ) -> None:
     """Draw a saved flow, or print its profile; of a run, the page (`-o x.html`) shows all steps."""
-    with _reported(show_traceback):
+    with reported(show_traceback):
         from fxgrad.command.outputs import Drawing, View, check_paths
-        from fxgrad.command.recorded import latest, recorded
+        from fxgrad.command.recorded import at_step, recorded
 
         check_paths(output or [])
         found = recorded(file)
-        flow = latest(found)
-        run = None if isinstance(found, GradientFlow) else found
+        flow = at_step(found, step)
+        run = None if isinstance(found, GradientFlow) or step is not None else found
         drawing = Drawing(norm, depth, fold, scale, theme, "right" if lr else "down")
         silent = quiet or (bool(output) and not every)
         _present(flow, output or [], View(drawing, flow.diagnosis, every=every, run=run), quiet=silent)
@@ -175,12 +176,12 @@ def diagnose(
     show_traceback: Traceback = False,
 ) -> None:
     """Say what is wrong in saved flows, where, and what to do; exit with 1 for a warning or an error."""
-    with _reported(show_traceback):
-        from fxgrad.command.findings import Wanted, judge, load_flows
+    with reported(show_traceback):
+        from fxgrad.command.findings import Wanted, judge, load_findings, load_flows
 
         wanted = Wanted(form, findings or [], fail_on or [])
         wanted.check(files)
-        judged = judge(load_flows(files))
+        judged = judge(load_flows(files), load_findings(files))
         if form == "text" and sys.stdout.isatty():
             Console().print(judged.diagnosis)
         else:
@@ -191,7 +192,13 @@ def diagnose(
 @app.command("compare")
 def compare_flows(
     before: Annotated[Path, typer.Argument(metavar="BEFORE.JSON", help="A saved flow, series or run.")],
-    after: Annotated[Path, typer.Argument(metavar="AFTER.JSON", help="Another one, of the same model.")],
+    after: Annotated[
+        Path | None, typer.Argument(metavar="AFTER.JSON", help="Another one, of the same model. Not with --steps.")
+    ] = None,
+    steps: Annotated[
+        tuple[int, int] | None,
+        typer.Option("--steps", metavar="A B", help="Two steps, of one run or of the two files."),
+    ] = None,
     norm: Norm = "l2_norm",
     depth: Depth = None,
     theme: Theme = "light",
@@ -202,13 +209,13 @@ def compare_flows(
     show_traceback: Traceback = False,
 ) -> None:
     """Say what became of a model's gradient from one saved flow to another, and draw the difference."""
-    with _reported(show_traceback):
+    with reported(show_traceback):
         from fxgrad.command.outputs import check_paths, write_difference
-        from fxgrad.command.recorded import recorded
+        from fxgrad.command.recorded import pair
         from fxgrad.comparison import compare
 
         check_paths(output or [], (".html", ".svg", ".png", ".pdf", ".txt"))
-        found = compare(recorded(before), recorded(after), norm=norm)
+        found = compare(*pair(before, after, steps), norm=norm)
         typer.echo(str(found))
         write_difference(found, output or [], {"depth": depth, "theme": theme})
         for path in output or []:
@@ -232,11 +239,11 @@ def plot(
     show_traceback: Traceback = False,
 ) -> None:
     """Show the gradient of each block over the steps of a series, or over the depth of one flow."""
-    with _reported(show_traceback):
+    with reported(show_traceback):
         from fxgrad.command.findings import load_flows
         from fxgrad.command.plotting import plain, shown, write_figures
 
-        flows = load_flows(files)
+        flows = load_flows(files, spread=True)
         part = shown(flows, norm, values or [])
         if sys.stdout.isatty():
             Console().print(part)
@@ -247,6 +254,11 @@ def plot(
             typer.echo(f"wrote {path}")
 
 
+app.command("log")(log_run)
+app.command("export")(export_run)
+app.command("replay")(replay_step)
+
+
 @app.command()
 def explain(
     check: Annotated[
@@ -255,7 +267,7 @@ def explain(
     show_traceback: Traceback = False,
 ) -> None:
     """Print the page of a check: what it says, why it happens, how it is measured, what to do."""
-    with _reported(show_traceback):
+    with reported(show_traceback):
         from fxgrad.command.explaining import listing, page
 
         if check is None:
@@ -279,7 +291,7 @@ def demo(
     show_traceback: Traceback = False,
 ) -> None:
     """Measure the stock models: a healthy one in a line, the other one whole, with its picture."""
-    with _reported(show_traceback):
+    with reported(show_traceback):
         paths = [folder / name for name in _DEMO_FILES]
         _make_folder(folder)
         from fxgrad.command.outputs import View, check_paths
@@ -351,7 +363,7 @@ def _conclude(judged: Judged, wanted: Wanted) -> None:
     if judged.fails(wanted.fail_on):
         raise typer.Exit(_FOUND)
     if unanswered:  # what was not checked has not passed
-        raise typer.Exit(_MISUSE)
+        raise typer.Exit(MISUSE)
 
 
 def _make_folder(folder: Path) -> None:
@@ -366,17 +378,3 @@ def _working(words: str) -> AbstractContextManager[Any]:
     """Show that something long is going on, where somebody watches."""
     console = Console(stderr=True)
     return console.status(words) if console.is_terminal else nullcontext()
-
-
-@contextmanager
-def _reported(show_traceback: bool) -> Iterator[None]:
-    """Turn an error of ours into a message and the exit code of misuse."""
-    try:
-        yield
-    except FxgradError as error:
-        if show_traceback:
-            traceback.print_exception(error)
-        typer.echo(f"fxgrad: {error}", err=True)
-        if not show_traceback and error.__cause__ is not None:
-            typer.echo("(--traceback shows where it was raised)", err=True)
-        raise typer.Exit(_MISUSE) from error

@@ -61,7 +61,7 @@ class Course:
     first_values: Sequence[int]
     not_required: frozenset[int]
     unmeasurable: frozenset[int]
-    same: Mapping[int, int]
+    same: dict[int, int]
     parameters: Mapping[int, Sequence[int]]
     pieces: Sequence[Any] | None = None
     unmeasured: Mapping[int, tuple[str, str]] = field(default_factory=dict)
