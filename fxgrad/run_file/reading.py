@@ -24,7 +24,7 @@ from fxgrad.series import check_statistic, evenly, no_flow, place_of
 
 __all__ = ["Run", "Session", "open_run"]
 
-_ROW = "id, structure, ragged, numbers, block, place"
+_ROW = "flows.id, structure, ragged, numbers, block, place FROM flows LEFT JOIN rows ON rows.id = flows.id"
 _KEPT = 64  # structures that are held in memory
 _Row = tuple[int, int, bytes | None, bytes | None, int | None, int | None]
 
@@ -96,7 +96,7 @@ class Run(FlowSeries):
     def __iter__(self) -> Iterator[GradientFlow]:
         """The flows, oldest first, each read when it is asked for."""
         for step, forward in self._all("SELECT step, forward FROM flows ORDER BY step, forward"):
-            found = self._all(f"SELECT {_ROW} FROM flows WHERE step=? AND forward=?", step, forward)  # noqa: S608
+            found = self._all(f"SELECT {_ROW} WHERE step=? AND forward=?", step, forward)
             if found:  # else thinned away meanwhile
                 yield self._flow(found[0])
 
@@ -107,7 +107,7 @@ class Run(FlowSeries):
             NoFlowError: there is none; the message says which there are.
             RunFileError: the file is damaged.
         """
-        found = self._all(f"SELECT {_ROW} FROM flows WHERE step=? ORDER BY forward DESC LIMIT 1", step)  # noqa: S608
+        found = self._all(f"SELECT {_ROW} WHERE step=? ORDER BY forward DESC LIMIT 1", step)
         if not found:
             raise no_flow(step, self.steps)
         return self._flow(found[0])
@@ -117,7 +117,7 @@ class Run(FlowSeries):
         return tuple(self._at(place) for place in evenly(len(self), most))
 
     def _at(self, place: int) -> GradientFlow:
-        query = f"SELECT {_ROW} FROM flows ORDER BY step, forward LIMIT 1 OFFSET ?"  # noqa: S608
+        query = f"SELECT {_ROW} ORDER BY step, forward LIMIT 1 OFFSET ?"
         return self._flow(self._one(query, place))
 
     def _flow(self, row: _Row) -> GradientFlow:
@@ -194,7 +194,7 @@ class Run(FlowSeries):
         """The number of each flow that lies in a row."""
         with told(self.path, "read"):
             for structure, data in self._file.execute(
-                "SELECT structure, numbers FROM flows WHERE block IS NULL ORDER BY step, forward"
+                "SELECT structure, numbers FROM rows JOIN flows ON flows.id = rows.id ORDER BY step, forward"
             ):
                 number = numbers.get(layouts[structure])
                 with self._whole():

@@ -6,7 +6,7 @@ import { Facts } from "./facts.ts";
 import { Graph } from "./graph.ts";
 import { arrange, type Scene, type Sizes } from "./layout.ts";
 import { FILTERS, filterOf, pairsOf, Search, wayBack } from "./lookup.ts";
-import { openAll, opening } from "./opening.ts";
+import { openAll, opening, partition } from "./opening.ts";
 import { Panel } from "./panel.ts";
 import { Profile } from "./profile.ts";
 import type { Reading } from "./reading.ts";
@@ -100,6 +100,7 @@ export class App {
   private best(): Set<string> {
     this.forget();
     const sizes = (): Sizes => ({ ...this.sizes, breaks: new Map(), known: new Map() });
+    partition(this.tree, this.flow, sizes, this.view.room);
     this.first = [...opening(this.tree, this.flow, sizes, this.view.room)];
     return new Set(this.first);
   }
