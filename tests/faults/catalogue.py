@@ -63,6 +63,7 @@ __all__ = [
     "FAULTS", "HEALTHY", "PROGRAMS", "REGISTERS", "TRAPS", "UNSEEN",
     # imported for what they register
     "advice_nets",
-    "healthy_layers", "healthy_losses", "healthy_models", "healthy_nets", "healthy_noise", "healthy_parameters", "healthy_practice",
+    "healthy_layers", "healthy_losses", "healthy_models", "healthy_nets", "healthy_noise", "healthy_parameters",
+    "healthy_practice",
     "healthy_tasks", "healthy_training", "healthy_zeros", "traps_more", "traps_nets",
 ]  # fmt: skip
