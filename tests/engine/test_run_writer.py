@@ -25,7 +25,8 @@ from fxgrad.engine.run_events import WrittenEvents
 from fxgrad.errors import LogWarning, OptionError, RunFileError
 from fxgrad.run_file import RunFile
 from fxgrad.schema import GradientFlow
-from tests.fidelity.harness import same
+from tests.fidelity.harness import differences, run, same
+from tests.fidelity.programs_of_switches import FunctionModeAround, FunctionModeAroundTheWholeStep
 
 STEPS = 50
 
@@ -566,3 +567,9 @@ def test_a_kill_loses_at_most_the_event_in_flight(times, tmp_path) -> None:
                 assert run.flow(steps[-1]).event.backward == steps[-1]
         with RunFile.create(path) as again:  # nobody holds it any more
             assert again.first == len(steps)
+
+
+@pytest.mark.parametrize("kind", [FunctionModeAround, FunctionModeAroundTheWholeStep])
+def test_modes_of_the_user_see_nothing_of_it(kind, tmp_path) -> None:
+    options = {"run_file": tmp_path / "run.fxgrad"}
+    assert differences(run(kind, None), run(kind, options)) == []

@@ -95,6 +95,25 @@ def test_what_takes_a_history_takes_a_run(long_run) -> None:
         assert [flow.event.backward for flow in run.sampled(3)] == [0, (MANY - 1) // 2 + 1, MANY - 1]
 
 
+def test_a_read_sees_the_file_as_it_is_at_its_beginning(tmp_path, monkeypatch) -> None:
+    path = tmp_path / "run.fxgrad"
+    with RunFile.create(path, keep=(1, 1000)) as file:
+        for number in range(BLOCK - 1):
+            file.append(step_of(number))
+        with fxgrad.open_run(path) as run:
+            loose = run._loose
+
+            def meanwhile(*args):
+                for number in range(BLOCK - 1, 2 * BLOCK):  # what is read moves into columns, and is thinned
+                    file.append(step_of(number))
+                return loose(*args)
+
+            monkeypatch.setattr(type(run), "_loose", lambda _, *args: meanwhile(*args))
+            found = run.series("/op1")
+            assert found.steps == tuple(range(BLOCK - 1))
+            assert found.values[-1] == step_of(BLOCK - 2).site("/op1").l2_norm
+
+
 def test_nan_and_inf_survive(tmp_path) -> None:
     flow = flows.special()
     with RunFile.create(tmp_path / "run.fxgrad") as file:
