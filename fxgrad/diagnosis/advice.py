@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from statistics import median
 
 from fxgrad.diagnosis.causes import Cause, cause_of
@@ -168,6 +169,13 @@ def is_multiplied(view: FlowView) -> bool:
     return bool(view.flow.event.loss_scale) or (bool(ops) and ops[0].name == "mul")
 
 
+def looks_scaled(views: Sequence[FlowView], view: FlowView) -> bool:
+    """Whether a scaler that was not handed over may be at work: such a loss, and a later gradient is finite."""
+    later = (one.flow.parameters for one in views[views.index(view) + 1 :])
+    hurt = (any(r.statistics is not None and r.statistics.nonfinite for r in records) for records in later)
+    return is_multiplied(view) and not all(hurt)
+
+
 def _scaled(view: FlowView) -> str:
     factor = view.flow.event.loss_scale
     if factor:
@@ -286,6 +294,7 @@ def seed_size(view: FlowView) -> float:
 __all__ = [
     "RECURRENT",
     "is_cut_off",
+    "looks_scaled",
     "no_label",
     "of_chain",
     "of_loss",
