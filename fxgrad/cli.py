@@ -6,10 +6,8 @@ Only wiring: what the words mean is in ``fxgrad.command``.  torch is imported by
 from __future__ import annotations
 
 import sys
-import traceback
 import warnings
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -36,7 +34,9 @@ from fxgrad.command.options import (
     Theme,
     Traceback,
 )
-from fxgrad.errors import FxgradError, OptionError
+from fxgrad.command.reporting import MISUSE, reported
+from fxgrad.command.script_line import SCRIPT, Commands, run_script
+from fxgrad.errors import OptionError
 from fxgrad.schema import GradientFlow, Level, SiteKind
 
 if TYPE_CHECKING:
@@ -46,11 +46,11 @@ if TYPE_CHECKING:
 __all__ = ["app", "main"]
 
 _FOUND = 1  # exit code: a warning or an error was found
-_MISUSE = 2  # exit code, as of other command lines
 _DEMO_FILES = ("flow.svg", "flow.json")
 
 app = typer.Typer(
     name="fxgrad",
+    cls=Commands,
     help="See where the gradient of a PyTorch model dies, explodes or never arrives.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,  # a traceback comes from --traceback, or from a fault of ours
@@ -111,7 +111,7 @@ def run(
     show_traceback: Traceback = False,
 ) -> None:
     """Measure one forward and one backward pass of a model."""
-    with _reported(show_traceback):
+    with reported(show_traceback):
         from fxgrad.command.findings import Wanted, judge
         from fxgrad.command.outputs import Drawing, View, check_paths
 
@@ -133,6 +133,9 @@ def run(
             _conclude(judged, wanted)
 
 
+app.command(SCRIPT, hidden=True, context_settings={"allow_interspersed_args": False})(run_script)
+
+
 @app.command()
 def render(
     file: Annotated[Path, typer.Argument(metavar="FLOW.JSON", help="A flow that `run` or `to_json` wrote.")],
@@ -148,7 +151,7 @@ def render(
     show_traceback: Traceback = False,
 ) -> None:
     """Draw a saved flow, or print its profile."""
-    with _reported(show_traceback):
+    with reported(show_traceback):
         from fxgrad.command.outputs import Drawing, View, check_paths
         from fxgrad.store import load
 
@@ -170,7 +173,7 @@ def diagnose(
     show_traceback: Traceback = False,
 ) -> None:
     """Say what is wrong in saved flows, where, and what to do; exit with 1 for a warning or an error."""
-    with _reported(show_traceback):
+    with reported(show_traceback):
         from fxgrad.command.findings import Wanted, judge, load_flows
 
         wanted = Wanted(form, findings or [], fail_on or [])
@@ -197,7 +200,7 @@ def compare_flows(
     show_traceback: Traceback = False,
 ) -> None:
     """Say what became of a model's gradient from one saved flow to another, and draw the difference."""
-    with _reported(show_traceback):
+    with reported(show_traceback):
         from fxgrad.command.outputs import check_paths, write_difference
         from fxgrad.comparison import compare
         from fxgrad.store import load
@@ -227,7 +230,7 @@ def plot(
     show_traceback: Traceback = False,
 ) -> None:
     """Show the gradient of each block over the steps of a series, or over the depth of one flow."""
-    with _reported(show_traceback):
+    with reported(show_traceback):
         from fxgrad.command.findings import load_flows
         from fxgrad.command.plotting import plain, shown, write_figures
 
@@ -250,7 +253,7 @@ def explain(
     show_traceback: Traceback = False,
 ) -> None:
     """Print the page of a check: what it says, why it happens, how it is measured, what to do."""
-    with _reported(show_traceback):
+    with reported(show_traceback):
         from fxgrad.command.explaining import listing, page
 
         if check is None:
@@ -274,7 +277,7 @@ def demo(
     show_traceback: Traceback = False,
 ) -> None:
     """Measure the stock models: a healthy one in a line, the other one whole, with its picture."""
-    with _reported(show_traceback):
+    with reported(show_traceback):
         paths = [folder / name for name in _DEMO_FILES]
         _make_folder(folder)
         from fxgrad.command.outputs import View, check_paths
@@ -346,7 +349,7 @@ def _conclude(judged: Judged, wanted: Wanted) -> None:
     if judged.fails(wanted.fail_on):
         raise typer.Exit(_FOUND)
     if unanswered:  # what was not checked has not passed
-        raise typer.Exit(_MISUSE)
+        raise typer.Exit(MISUSE)
 
 
 def _make_folder(folder: Path) -> None:
@@ -361,17 +364,3 @@ def _working(words: str) -> AbstractContextManager[Any]:
     """Show that something long is going on, where somebody watches."""
     console = Console(stderr=True)
     return console.status(words) if console.is_terminal else nullcontext()
-
-
-@contextmanager
-def _reported(show_traceback: bool) -> Iterator[None]:
-    """Turn an error of ours into a message and the exit code of misuse."""
-    try:
-        yield
-    except FxgradError as error:
-        if show_traceback:
-            traceback.print_exception(error)
-        typer.echo(f"fxgrad: {error}", err=True)
-        if not show_traceback and error.__cause__ is not None:
-            typer.echo("(--traceback shows where it was raised)", err=True)
-        raise typer.Exit(_MISUSE) from error

@@ -21,16 +21,20 @@ class Calls:
     """
 
     def __init__(self) -> None:
-        self._called: weakref.WeakSet[nn.Module] = weakref.WeakSet()
-        self._order: dict[int, int] = {}
+        self._called: dict[int, weakref.ref[nn.Module]] = {}  # in the order of their first calls
         self._handle = register_module_forward_pre_hook(self._note)
 
     def _note(self, module: nn.Module, args: Any) -> None:
         del args
         if torch.compiler.is_compiling() or not (module.training and torch.is_grad_enabled()):
             return
-        self._called.add(module)
-        self._order.setdefault(id(module), len(self._order))
+        if id(module) not in self._called:
+            self._called[id(module)] = weakref.ref(module)
+
+    @property
+    def called(self) -> list[nn.Module]:
+        """All of them that are still there, in the order of their first calls."""
+        return [module for reference in self._called.values() if (module := reference()) is not None]
 
     def stop(self) -> None:
         """Take the hook off.  May be called twice."""
@@ -38,7 +42,7 @@ class Calls:
 
     def outermost(self, parameters: Collection[int]) -> list[nn.Module]:
         """Those that lie in no other one and have parameters with these ids, the most entries first."""
-        called = sorted(self._called, key=lambda module: self._order[id(module)])
+        called = self.called
         inside = {id(child) for module in called for child in module.modules() if child is not module}
         sizes = {
             id(module): sum(one.numel() for one in module.parameters() if id(one) in parameters) for module in called
