@@ -9,7 +9,8 @@ import io
 import sys
 import traceback
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ def is_script(target: str) -> bool:
 def run_as_main(script: str, arguments: Sequence[str]) -> int:
     """Run a file as ``__main__``, with its arguments and its folder first on the path, until it ends in whatever way.
 
-    A traceback is printed as Python does.  The module stays ``__main__`` afterwards, as what it leaves behind expects.
+    A traceback is printed as Python does.
 
     Returns:
         The exit code that Python would have ended with.
@@ -48,18 +49,32 @@ def run_as_main(script: str, arguments: Sequence[str]) -> int:
     main = types.ModuleType("__main__")
     main.__dict__.update(__file__=str(path), __cached__=None, __loader__=SourceFileLoader("__main__", str(path)))
     main.__dict__["__builtins__"] = sys.modules["builtins"]
-    sys.argv = [script, *arguments]
-    if not getattr(sys.flags, "safe_path", False):  # there, Python puts no folder in front
-        sys.path[0] = str(path.resolve().parent)
-    sys.modules["__main__"] = main
+    with _in_place(main, [script, *arguments], str(path.resolve().parent)):
+        return _run(source, str(path), main)
+
+
+def _run(source: bytes, path: str, main: types.ModuleType) -> int:
     try:
-        exec(compile(source, str(path), "exec", dont_inherit=True), main.__dict__)  # noqa: S102  # what was asked for
+        exec(compile(source, path, "exec", dont_inherit=True), main.__dict__)  # noqa: S102  # what was asked for
     except SystemExit as error:
         return _code_of(error)
     except BaseException as error:  # noqa: BLE001  # Ctrl-C too
-        _print(error, str(path))
+        _print(error, path)
         return _INTERRUPTED if isinstance(error, KeyboardInterrupt) else _FAILED
     return 0
+
+
+@contextmanager
+def _in_place(main: types.ModuleType, words: list[str], folder: str) -> Iterator[None]:
+    """What a script finds in ``sys``."""
+    before = sys.argv, list(sys.path), sys.modules["__main__"]
+    sys.argv, sys.modules["__main__"] = words, main
+    if not getattr(sys.flags, "safe_path", False):  # there, Python puts no folder in front
+        sys.path[0] = folder
+    try:
+        yield
+    finally:
+        sys.argv, sys.path[:], sys.modules["__main__"] = before
 
 
 def _code_of(error: SystemExit) -> int:

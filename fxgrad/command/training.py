@@ -20,11 +20,8 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from fxgrad.handles.watching import Watch
-    from fxgrad.integrations.outermost import Calls
 
 __all__ = ["Asked", "Trained", "train"]
-
-_TRIES = 3  # optimizer steps until it is given up to find the model
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,72 +115,82 @@ class _Seen:
 
 
 class _Found:
-    """Finds the module that trains when the first optimizer steps, and puts the watch on.
+    """Finds the module that trains when an optimizer first steps, and puts the watch on.
 
-    Two hooks of torch's for all modules and all optimizers, of which the script notices nothing.
+    By a hook of torch's for all optimizers, of which the script notices nothing.  What is not called until the next
+    step gives way to a part of it.
     """
 
     def __init__(self, asked: Asked) -> None:
         self._asked = asked
-        self._calls: Calls | None = None
         self._handle: Any = None
-        self._tries = 0
         self._settled = False
+        self._model: nn.Module | None = None
         self._watch: Watch | None = None
         self._others: list[str] = []
         self._why = "it never imported torch"
         self._seen = _Seen()
 
     def begin(self) -> None:
-        """Torch is there: look at what is called and stepped."""
+        """Torch is there: look at what is stepped."""
         hooks = loaded("torch.optim.optimizer")
-        self._calls = loaded("fxgrad.integrations.outermost").Calls()
         self._handle = hooks.register_optimizer_step_pre_hook(self._stepping)
         self._why = "no torch.optim optimizer was stepped"
 
     def _stepping(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        """An optimizer is about to step.  The hooks stay, for they are being gone through right now."""
+        """An optimizer is about to step.  The hook stays, for the hooks are being gone through right now."""
         del args, kwargs
-        if self._settled or self._calls is None or loaded("torch").compiler.is_compiling():
+        if self._settled or loaded("torch").compiler.is_compiling():
             return
-        self._tries += 1
         try:
-            self._decide(optimizer, self._calls)
+            tools: Any = loaded("fxgrad.integrations.outermost")
+            if self._watch is None:
+                self._choose(tools, tools.parameters_of([optimizer]))
+            elif not self._watch.history:
+                part = tools.part_of(self._model, tools.parameters_of(tools.optimizers_of(self._model)))
+                self._settled = part is None
+                if part is not None:
+                    self._watch_it(part, tools)
+            else:
+                self._settled = True
         except Exception as error:  # noqa: BLE001  # the script goes on
             self._settled, self._why = True, str(error) if isinstance(error, FxgradError) else repr(error)
-        self._settled = self._settled or self._tries >= _TRIES
-        if self._settled:
-            self._calls.stop()
 
-    def _decide(self, optimizer: Optimizer, calls: Calls) -> None:
-        tools = loaded("fxgrad.integrations.outermost")
-        trained = tools.parameters_of([optimizer])
-        if self._asked.module is None:
-            roots = calls.outermost(trained)
-            self._why = "no module was called in training mode that has parameters of the optimizer"
-        else:
-            roots = list(_named(self._asked.module, calls))
-            self._why = (
-                f"--module {self._asked.module}: no such name in the script leads to a module, and no module of that "
-                f"class was called. Called were {', '.join(dict.fromkeys(type(one).__name__ for one in calls.called))}"
-            )
+    def _choose(self, tools: Any, trained: set[int]) -> None:
+        """The outermost module with these parameters, or the one that was named."""
+        modules = [one for one in tools.alive(loaded("torch").nn.Module) if "_modules" in vars(one)]
+        roots, name = tools.outermost(modules, trained), self._asked.module
+        self._others = [type(tools.unwrapped(module)).__name__ for module in roots]
+        if name is not None:
+            roots = list(_named(name, modules))
+            self._others = self._others if not roots else []
         if roots:
+            self._others = self._others[1:]
+            self._watch_it(tools.unwrapped(roots[0]), tools)
+        elif name is not None:
             self._settled = True
-            self._others = [type(module).__name__ for module in roots[1:]] if self._asked.module is None else []
-            self._watch = self._watched(tools.unwrapped(roots[0]))
+            self._why = (
+                f"--module {name}: no such name in the script leads to a module, and no module is of that class. "
+                f"Trained are {', '.join(self._others)}"
+            )
+        else:
+            self._why = "no module has parameters of the optimizer"
 
-    def _watched(self, model: nn.Module) -> Watch:
-        asked, around = self._asked, loaded("fxgrad.command.surroundings")
-        return loaded("fxgrad.api").watch(  # type: ignore[no-any-return]
+    def _watch_it(self, model: nn.Module, tools: Any) -> None:
+        if self._watch is not None:
+            self._watch.remove()
+        asked = self._asked
+        self._model = model
+        self._settled = asked.module is not None or not list(model.children())
+        self._watch = loaded("fxgrad.api").watch(
             model, every=asked.every, statistics=asked.statistics, sites=asked.sites, forward=asked.forward,
-            optimizer=around.optimizers_of(model), scaler=around.scaler(), log_to=self._seen, status=asked.status,
+            optimizer=tools.optimizers_of(model), scaler=tools.scaler(), log_to=self._seen, status=asked.status,
             run_file=asked.run_file,
         )  # fmt: skip
 
     def stop(self) -> None:
         """The script has ended: take everything off."""
-        if self._calls is not None:
-            self._calls.stop()
+        if self._handle is not None:
             self._handle.remove()
         if self._watch is not None:
             self._watch.remove()
@@ -196,7 +203,7 @@ class _Found:
         if not flows:
             return Trained(code, f"{self._watch!r}: no backward pass came")
         last = flows[-1]
-        words = f"{last.capture.model}: {last.event.backward + 1} backward passes watched, from the second step on"
+        words = f"{last.capture.model}: {last.event.backward + 1} backward passes watched"
         if self._others:
             words += f"; trained too, and not watched: {', '.join(self._others)} (name one with --module)"
         judged = judge(flows)
@@ -211,13 +218,11 @@ def _all(findings: Sequence[Finding]) -> Iterator[Finding]:
         yield from finding.explained
 
 
-def _named(name: str, calls: Calls) -> Iterator[nn.Module]:
-    """The module that a dotted name in the script leads to; else those of that class that were called."""
-    kind = loaded("torch").nn.Module
+def _named(name: str, modules: Sequence[nn.Module]) -> Iterator[nn.Module]:
+    """The module that a dotted name in the script leads to; else those of that class."""
     first, *rest = name.split(".")
     found = vars(sys.modules["__main__"]).get(first)
     for part in rest:
         found = getattr(found, part, None)
-    if isinstance(found, kind):
-        yield found
-    yield from (module for module in calls.called if type(module).__name__ == name)
+    yield from (module for module in modules if module is found)
+    yield from (module for module in modules if type(module).__name__ == name)
