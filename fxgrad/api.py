@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor, nn
@@ -12,6 +13,7 @@ from torch.optim import Optimizer
 
 from fxgrad.engine.logbook import Logbook, checked_logs
 from fxgrad.engine.objective import Objective, default_loss
+from fxgrad.engine.run_writer import Errors, checked_run_file
 from fxgrad.engine.step import Options
 from fxgrad.errors import OptionError
 from fxgrad.handles.instrumented import Instrumented
@@ -21,6 +23,7 @@ from fxgrad.handles.watching import Around, Watch
 from fxgrad.losses import named_loss
 from fxgrad.rewriting.rules import Rule
 from fxgrad.schema import Finding, GradientFlow, Level, Log, SiteKind
+from fxgrad.torch_support.private_compiled import compiled_call_of
 
 if TYPE_CHECKING:
     from fxgrad.handles.compilable import Compilable
@@ -88,6 +91,8 @@ def watch(  # noqa: PLR0913  # the public signature of the design
     scaler: GradScaler | None = None, limits: Mapping[str, float] | None = None,
     on_finding: Callable[[Finding], Any] | None = None, native: bool = True,
     log_to: Log | Sequence[Log] = (), log_every: int | None = 50, status: bool = False,
+    run_file: str | Path | None = None, keep: int | tuple[int, int] | None = None,
+    run_file_errors: Errors = "warn",
 ) -> Watch:  # fmt: skip
     """Observe the gradients of ``model`` in place, while the training loop stays as it is.
 
@@ -113,6 +118,9 @@ def watch(  # noqa: PLR0913  # the public signature of the design
         log_to: where the run is logged: logs of ``fxgrad.integrations``, or objects with ``write(entry)``, ``close()``.
         log_every: a step is read, which waits for the device, and logged when this many have passed since the one
             before; also the last one, when the watch is removed.  None: only by ``log()`` of the watch.
+        run_file: a file that gets every event while training goes on, by a thread of its own; see ``fxgrad.open_run``.
+        keep: how many of its latest flows are kept; ``(10_000, 100)``: and every 100th of those before.  None: all.
+        run_file_errors: ``"warn"`` once and go on, or ``"raise"`` in the next step, where it cannot be written.
         status: whether each logged step is also one line on the screen: loss if noted, worst gradient, findings.
 
     Returns:
@@ -121,13 +129,22 @@ def watch(  # noqa: PLR0913  # the public signature of the design
     Raises:
         WatchError: not a module, compiled, scripted or already watched.
         OptionError: an option has an unknown value.
+        RunFileError: the run file cannot be written, and ``run_file_errors`` is ``"raise"``.
     """
     _check_options(capture, statistics, sites, forward, channels)
     _only_in_place(capture, "watches")
     _check_every(every)
     around = Around.of(statistics, optimizer=optimizer, scaler=scaler, limits=limits, on_finding=on_finding)
-    around = replace(around, logbook=Logbook(checked_logs(log_to, log_every, status=status), log_every))
+    around = replace(
+        around, logbook=Logbook(checked_logs(log_to, log_every, status=status), log_every),
+        run_file=checked_run_file(run_file, keep, run_file_errors),
+    )  # fmt: skip
     options = Options(statistics, capture, sites, forward, channels, native)
+    compiled = compiled_call_of(model)
+    if compiled is not None:
+        from fxgrad.handles.compiled_watch import CompiledWatch
+
+        return CompiledWatch(compiled, options, every=every, around=around)
     return Watch(model, options, every=every, around=around)
 
 

@@ -138,7 +138,10 @@ app.command(SCRIPT, hidden=True, context_settings={"allow_interspersed_args": Fa
 
 @app.command()
 def render(
-    file: Annotated[Path, typer.Argument(metavar="FLOW.JSON", help="A flow that `run` or `to_json` wrote.")],
+    file: Annotated[
+        Path,
+        typer.Argument(metavar="FLOW.JSON", help="A saved flow, or the latest of a series or run file."),
+    ],
     norm: Norm = "l2_norm",
     depth: Depth = None,
     fold: Fold = True,
@@ -150,16 +153,18 @@ def render(
     quiet: Quiet = False,
     show_traceback: Traceback = False,
 ) -> None:
-    """Draw a saved flow, or print its profile."""
+    """Draw a saved flow, or print its profile; of a run, the page (`-o x.html`) shows all steps."""
     with reported(show_traceback):
         from fxgrad.command.outputs import Drawing, View, check_paths
-        from fxgrad.store import load
+        from fxgrad.command.recorded import latest, recorded
 
         check_paths(output or [])
-        flow = load(file)
+        found = recorded(file)
+        flow = latest(found)
+        run = None if isinstance(found, GradientFlow) else found
         drawing = Drawing(norm, depth, fold, scale, theme, "right" if lr else "down")
         silent = quiet or (bool(output) and not every)
-        _present(flow, output or [], View(drawing, flow.diagnosis, every=every), quiet=silent)
+        _present(flow, output or [], View(drawing, flow.diagnosis, every=every, run=run), quiet=silent)
 
 
 @app.command()
@@ -188,7 +193,7 @@ def diagnose(
 
 @app.command("compare")
 def compare_flows(
-    before: Annotated[Path, typer.Argument(metavar="BEFORE.JSON", help="A saved flow.")],
+    before: Annotated[Path, typer.Argument(metavar="BEFORE.JSON", help="A saved flow, series or run.")],
     after: Annotated[Path, typer.Argument(metavar="AFTER.JSON", help="Another one, of the same model.")],
     norm: Norm = "l2_norm",
     depth: Depth = None,
@@ -202,11 +207,11 @@ def compare_flows(
     """Say what became of a model's gradient from one saved flow to another, and draw the difference."""
     with reported(show_traceback):
         from fxgrad.command.outputs import check_paths, write_difference
+        from fxgrad.command.recorded import recorded
         from fxgrad.comparison import compare
-        from fxgrad.store import load
 
-        check_paths(output or [], (".svg", ".png", ".pdf", ".txt"))
-        found = compare(load(before), load(after), norm=norm)
+        check_paths(output or [], (".html", ".svg", ".png", ".pdf", ".txt"))
+        found = compare(recorded(before), recorded(after), norm=norm)
         typer.echo(str(found))
         write_difference(found, output or [], {"depth": depth, "theme": theme})
         for path in output or []:

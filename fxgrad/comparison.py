@@ -3,33 +3,51 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import replace
 
 from fxgrad.errors import OptionError
-from fxgrad.schema import Change, Comparison, Finding, GradientFlow, NormWord, Site
+from fxgrad.schema import Change, Comparison, Finding, FlowSeries, GradientFlow, NormWord, Site
 
 __all__ = ["compare"]
 
 _NORMS = ("l2_norm", "rms", "max_abs")
 
 
-def compare(before: GradientFlow, after: GradientFlow, *, norm: NormWord = "l2_norm") -> Comparison:
+def compare(
+    before: GradientFlow | FlowSeries, after: GradientFlow | FlowSeries, *, norm: NormWord = "l2_norm"
+) -> Comparison:
     """What became of the gradient of every value, and of every finding; values are matched by their id.
 
     Args:
-        before: a flow.
-        after: another one, of the same model or of one that was changed.
+        before: a flow, or a run: a history, or what ``open_run`` gives.
+        after: another one, of the same model or of one that was changed.  Of runs, the flows of the latest step that
+            both have are compared; ``to_html`` shows the other ones as well.
         norm: ``"l2_norm"``, ``"rms"`` or ``"max_abs"``, in the units of the gradient.
 
     Raises:
-        OptionError: these are no flows, they have no value in common, or ``norm`` is unknown.
+        OptionError: these are no flows, they have no value or step in common, or ``norm`` is unknown.
     """
-    for name, flow in (("before", before), ("after", after)):
-        if not isinstance(flow, GradientFlow):
-            message = f"{name} must be a flow, such as fxgrad.gradient_flow or fxgrad.load return, but is {flow!r:.80}"
-            raise OptionError(message)
+    if isinstance(before, FlowSeries) and isinstance(after, FlowSeries):
+        step = _latest_in_both(before.steps, after.steps)
+        return replace(compare(before.flow(step), after.flow(step), norm=norm), runs=(before, after))
     if norm not in _NORMS:
         message = f"norm={norm!r} is not known; it is one of {', '.join(map(repr, _NORMS))}"
         raise OptionError(message)
+    return _compared(_flow("before", before), _flow("after", after), norm)
+
+
+def _flow(name: str, given: object) -> GradientFlow:
+    if not isinstance(given, GradientFlow):
+        message = (
+            f"{name} must be a flow, such as fxgrad.gradient_flow or fxgrad.load return, but is {given!r:.80}; "
+            "two runs can be compared as well"
+        )
+        raise OptionError(message)
+    return given
+
+
+def _compared(before: GradientFlow, after: GradientFlow, norm: NormWord) -> Comparison:
     first = {site.id: site for site in before.sites}
     second = {site.id: site for site in after.sites}
     both = [name for name in second if name in first]
@@ -52,6 +70,15 @@ def compare(before: GradientFlow, after: GradientFlow, *, norm: NormWord = "l2_n
         removed=tuple(name for name in first if name not in second),
         added=tuple(name for name in second if name not in first),
     )
+
+
+def _latest_in_both(one: Sequence[int], two: Sequence[int]) -> int:
+    both = set(one).intersection(two)
+    if not both:
+        spans = " and ".join(f"{steps[0]} to {steps[-1]}" if steps else "none" for steps in (one, two))
+        message = f"the runs have no step in common (steps {spans}); compare two of their flows, run.flow(step)"
+        raise OptionError(message)
+    return max(both)
 
 
 def _by_place(flow: GradientFlow) -> dict[tuple[str, str], Finding]:

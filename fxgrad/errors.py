@@ -66,6 +66,18 @@ class WatchError(FxgradError, RuntimeError):
     """A model cannot be watched in this way, or the watch was already removed."""
 
 
+class RanksError(FxgradError, TimeoutError):
+    """Some ranks of a distributed run did not answer in time, or asked for something else.
+
+    Attributes:
+        ranks: which did not answer, where that is known.
+    """
+
+    def __init__(self, message: str, ranks: tuple[int, ...] = ()) -> None:
+        super().__init__(message)
+        self.ranks = ranks
+
+
 class RuleError(FxgradError, ValueError):
     """A rewrite rule cannot be applied: it selects nothing, broke its contract, or raised (then see ``__cause__``)."""
 

@@ -24,7 +24,8 @@ __all__ = ["COLUMNS", "Of", "check_parquet", "rows", "to_csv", "to_pandas", "to_
 Of = Literal["values", "parameters"]
 Row = dict[str, str | int | float | None]
 
-_STATISTICS = ("rms", *(f.name for f in fields(Statistics) if f.name not in ("level", "numel", "exponent_histogram")))
+_NO_COLUMNS = ("level", "numel", "exponent_histogram", "placement")
+_STATISTICS = ("rms", *(f.name for f in fields(Statistics) if f.name not in _NO_COLUMNS))
 #: The columns, in order: which step, what it is, and the statistics of its gradient.
 COLUMNS = (
     "step", "key", "output", "module", "kind", "shape", "dtype", "source", "level", "numel", *_STATISTICS,

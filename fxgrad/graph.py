@@ -10,8 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Container, Iterable
 from dataclasses import dataclass, fields, replace
-
-import networkx as nx
+from typing import TYPE_CHECKING
 
 from fxgrad.errors import SiteNotFoundError
 from fxgrad.schema import (
@@ -28,8 +27,12 @@ from fxgrad.schema import (
     Statistics,
 )
 
+if TYPE_CHECKING:
+    import networkx as nx
+
 _NODE_FIELDS = ("name", "op", "target", "module_path", "module_type", "call_index", "source")
-_STATISTICS = ("rms", *(f.name for f in fields(Statistics) if f.name != "exponent_histogram"))  # no plain attribute
+_UNPLAIN = ("exponent_histogram", "placement")  # no plain attributes
+_STATISTICS = ("rms", *(f.name for f in fields(Statistics) if f.name not in _UNPLAIN))
 _Plain = dict[str, str | int | float | bool]
 
 
@@ -49,6 +52,8 @@ def to_networkx(flow: GradientFlow) -> nx.DiGraph[str]:
     by the argument (``"args[1].l2_norm"``), and ``l2_norm`` is the joint one.  ``blind_spot`` has the words for uses
     whose part was asked for and not measured.
     """
+    import networkx as nx  # a fifth of a second, which nothing else here needs
+
     graph: nx.DiGraph[str] = nx.DiGraph(
         model=flow.capture.model,
         front_end=flow.capture.front_end,

@@ -12,9 +12,10 @@ from typing import Any
 from fxgrad.errors import FlowFileError, OptionError
 from fxgrad.plain import DamageError, flow_plain, from_plain, plain
 from fxgrad.schema import GradientFlow, Node
+from fxgrad.schema.ranks import path_here
 
 FORMAT = "fxgrad-flow"
-VERSION = 4  # 4: how a backward pass raised; what each optimizer step found and did; unregistered parameters
+VERSION = 5  # 5: what a flow says of ranks
 SERIES_FORMAT = "fxgrad-series"
 
 
@@ -59,7 +60,7 @@ def from_json(text: str, where: str = "the text") -> GradientFlow:
         raise FlowFileError(message)
     _check_version(content, where)
     try:
-        return _read_flow(content.get("flow"))
+        return flow_of_plain(content.get("flow"))
     except DamageError as error:
         message = f"{where} is damaged: {error}. Write it again with flow.to_json(path)."
         raise FlowFileError(message) from error
@@ -67,6 +68,8 @@ def from_json(text: str, where: str = "the text") -> GradientFlow:
 
 def save_series(flows: Iterable[GradientFlow], path: str | Path) -> None:
     """Write several flows of one model (``watch.history``), oldest first, into one file; equal nodes are shared.
+
+    Reduced flows are written by rank 0 alone.
 
     Raises:
         OptionError: there is no flow, or something else among them.
@@ -78,6 +81,8 @@ def save_series(flows: Iterable[GradientFlow], path: str | Path) -> None:
         found = f"a {odd[0]} among them" if odd else "nothing"
         message = f"save_series takes flows, such as watch.history, but was given {found}"
         raise OptionError(message)
+    if path_here(series[-1].ranks, path) is None:
+        return
     shared: dict[Node, int] = {}
     written = []
     for flow in series:
@@ -105,7 +110,7 @@ def load_series(path: str | Path) -> tuple[GradientFlow, ...]:
     _check_version(content, where)
     try:
         if content["format"] == FORMAT:
-            return (_read_flow(content.get("flow")),)
+            return (flow_of_plain(content.get("flow")),)
         return _read_series(content)
     except DamageError as error:
         message = f"{where} is damaged: {error}. Write it again with fxgrad.save_series(flows, path)."
@@ -200,11 +205,16 @@ def _read_series(content: dict[str, Any]) -> tuple[GradientFlow, ...]:
         if not all(0 <= place < len(shared) for place in places):
             message = f"flows[{number}] has a node that is not there"
             raise DamageError(message)
-        found.append(_read_flow({**flow, "nodes": tuple(shared[place] for place in places)}))
+        found.append(flow_of_plain({**flow, "nodes": tuple(shared[place] for place in places)}))
     return tuple(found)
 
 
-def _read_flow(content: Any) -> GradientFlow:
+def flow_of_plain(content: Any) -> GradientFlow:
+    """The flow that ``flow_plain`` gave ``content`` of, checked all the way down.
+
+    Raises:
+        ValueError: it is damaged.
+    """
     if not isinstance(content, dict):
         message = "it holds no flow"
         raise DamageError(message)

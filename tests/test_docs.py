@@ -4,8 +4,8 @@ How a page is run: from top to bottom, in an empty folder, as one module.
 
 * A ``python`` block is executed.  If its first line is a comment with a file's name (``# models.py``), it is written
   to that file instead.
-* Of a ``sh`` block, each line that begins with ``fxgrad `` is run as that command line; all other lines are not run.
-  A line may end with ``# exit code 2``, if it is not 0.
+* Of a ``sh`` block, each line that begins with ``fxgrad `` or ``torchrun `` is run as that command line; all other
+  lines are not run.  A line may end with ``# exit code 2``, if it is not 0.
 * A ``text`` block that follows with nothing but blank lines between is what was printed.  White space does not count,
   and ``...`` stands for anything.
 """
@@ -16,8 +16,10 @@ import importlib
 import importlib.util
 import io
 import linecache
+import os
 import re
 import shlex
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import redirect_stdout
@@ -78,9 +80,11 @@ def run_python(block: Block, page: Path, module: ModuleType) -> str:
 
 
 def run_commands(block: Block) -> str:
-    """What the lines that begin with fxgrad print."""
+    """What the lines that begin with fxgrad or torchrun print."""
     printed = ""
     for line in block.code.replace("\\\n", " ").splitlines():
+        if line.startswith("torchrun "):
+            printed += run_ranks(shlex.split(line)[1:])
         if not line.startswith("fxgrad "):
             continue
         wanted = _EXIT_CODE.search(line)
@@ -88,6 +92,17 @@ def run_commands(block: Block) -> str:
         assert answer.exit_code == (int(wanted[1]) if wanted else 0), f"{line}\n{answer.output}"
         printed += answer.output
     return printed
+
+
+def run_ranks(arguments: list[str]) -> str:
+    """What the ranks of a script print.
+
+    Their exit code is not looked at: plain DistributedDataParallel over gloo, torn down, now and then aborts.
+    """
+    command = [sys.executable, "-m", "torch.distributed.run", *arguments]
+    given = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    run = subprocess.run(command, capture_output=True, text=True, env=given, timeout=300, check=False)
+    return run.stdout or run.stderr
 
 
 def agrees(printed: str, wanted: str) -> bool:

@@ -31,9 +31,9 @@ class MLP(nn.Module):
         return self.head(x)
 
 
-def image_model(name):
+def image_model(name, size=224):
     timm = pytest.importorskip("timm")
-    return timm.create_model(name), (torch.randn(1, 3, 224, 224),), {}
+    return timm.create_model(name), (torch.randn(2, 3, size, size),), {}
 
 
 def resnet50():
@@ -58,6 +58,12 @@ MODELS: dict[str, Any] = {
     "swin": lambda: image_model("swin_tiny_patch4_window7_224"),
     "convnext": lambda: image_model("convnext_tiny"),
     "gpt2": gpt2,
+    "hrnet": lambda: image_model("hrnet_w18_small", 64),
+    "levit": lambda: image_model("levit_128s"),
+    "dla": lambda: image_model("dla34", 64),
+    "davit": lambda: image_model("davit_tiny"),
+    "efficientnet": lambda: image_model("efficientnet_b0", 64),
+    "densenet": lambda: image_model("densenet121", 64),
 }  # fmt: skip
 
 
@@ -72,7 +78,7 @@ def size(svg: str) -> tuple[float, float]:
 def test_the_whole_model_fits_on_one_screen(name) -> None:
     torch.manual_seed(0)
     model, args, kwargs = MODELS[name]()
-    flow = fxgrad.gradient_flow(model, args, kwargs)
+    flow = fxgrad.gradient_flow(model, args, kwargs, statistics="norm")
     width, height = size(flow.to_svg())
     assert width <= SCREEN[0]
     assert height <= SCREEN[1]

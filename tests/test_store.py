@@ -127,7 +127,7 @@ def test_every_truncation_is_damage() -> None:
 @pytest.mark.parametrize(
     ("path", "value", "said"),
     [
-        (["version"], 5, "newer than 4"),
+        (["version"], 6, "newer than 5"),
         (["version"], 1, "before the first release"),
         (["version"], "1", "version is '1'"),
         (["format"], "other", "is no flow"),

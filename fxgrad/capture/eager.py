@@ -24,13 +24,9 @@ from fxgrad.capture.recomputation import Recomputation, in_checkpoint, is_recomp
 from fxgrad.capture.strays import Strays
 from fxgrad.capture.values import Known, Values
 from fxgrad.torch_support.compiled import Looking
-from fxgrad.torch_support.private import (
-    functorch_active,
-    sequence_number,
-    version_of,
-    without_torch_function,
-)
+from fxgrad.torch_support.private import functorch_active, sequence_number, version_of, without_torch_function
 from fxgrad.torch_support.private_passes import sequence_of
+from fxgrad.torch_support.shards import in_fsdp
 from fxgrad.torch_support.structure import tensors_in
 
 _WRITES_ITEM = torch.Tensor.__setitem__
@@ -194,7 +190,7 @@ class Session(TorchFunctionMode):
         self._look_for_hidden_code()
         word = word_of(func)
         self.asked = self.asked or getattr(func, "__name__", "") in ASKS
-        if word in METADATA or functorch_active():
+        if word in METADATA or functorch_active() or (self.modules.reduced and in_fsdp()):
             # Wrapped tensors have no gradient of their own; what comes out of a transform is external.
             return func(*args, **kwargs)
         with without_torch_function():  # what a mode or class of the user's is to see is the call, and once

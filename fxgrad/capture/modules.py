@@ -14,6 +14,7 @@ from torch.nn.utils import stateless
 from fxgrad.capture.names import is_leaf, is_opaque
 from fxgrad.capture.unregistered import unregistered
 from fxgrad.torch_support.private import registries_of
+from fxgrad.torch_support.shards import is_fsdp, is_sharded
 
 
 @dataclass(slots=True, eq=False)
@@ -39,6 +40,7 @@ class ModuleMap:
         places: by id of a module; ``at``: by path.
         parameters: with all names of each; the unregistered ones come last.
         outside: names of parameters that are in plain lists and dicts.
+        reduced: names of those whose gradients ``fully_shard`` adds up over the ranks.
         rebuilt: how often a module came, went, was swapped or got another class, or a parameter or buffer came or went.
     """
 
@@ -50,6 +52,7 @@ class ModuleMap:
         self.parameters: list[tuple[tuple[str, ...], Tensor]] = []
         self.buffers: list[tuple[str, Tensor]] = []
         self.outside: frozenset[str] = frozenset()
+        self.reduced: frozenset[str] = frozenset()
         self._holders: list[tuple[Any, list[Any]]] = []
         self.structure: Any = None  # paths, types and names; another object where they have changed
         self._structure: list[tuple[dict[str, Any], tuple[Any, ...]]] = []
@@ -90,6 +93,10 @@ class ModuleMap:
         self._add_unregistered(names, values)
         self._alive = values  # ids stay theirs as long as the tensors live
         self.parameters = [(tuple(found), values[key]) for key, found in names.items()]
+        by_fsdp = tuple(f"{path}." if path else "" for path, module in self.root.named_modules() if is_fsdp(module))
+        self.reduced = frozenset(
+            found[0] for key, found in names.items() if is_sharded(values[key]) and found[0].startswith(by_fsdp)
+        )
         self.at = {place.path: place for place in self.places.values()}
         self._modules = [place.module for place in self.places.values()]
         self._classes = list(map(type, self._modules))
@@ -104,8 +111,10 @@ class ModuleMap:
         before, substituted = self._registered, bool(self._registered) and _in_functional_call()
         self._registered = {}
         for name, found in self.root.named_parameters(remove_duplicate=False):
-            stands_in = substituted or not isinstance(found, nn.Parameter)
-            self._registered[name] = before.get(name, found) if stands_in else found
+            known = before.get(name, found)
+            gathered = is_sharded(known) and not is_sharded(found)  # whole for the time of a call
+            stands_in = substituted or gathered or not isinstance(found, nn.Parameter)
+            self._registered[name] = known if stands_in else found
         return list(self._registered.items())
 
     def _add_unregistered(self, names: dict[int, list[str]], values: dict[int, Tensor]) -> None:

@@ -25,6 +25,7 @@ from fxgrad.schema import (
     Comparison,
     Diagnosis,
     DirectionWord,
+    FlowSeries,
     GradientFlow,
     NormWord,
     PageThemeWord,
@@ -71,12 +72,14 @@ class View:
         diagnosis: what the checks say of the flow.
         whole: whether findings are told with all their evidence.
         every: whether a table of every value follows.
+        run: where the flow is the latest one of a run, that: its page shows all of it.
     """
 
     drawing: Drawing = field(default_factory=Drawing)
     diagnosis: Diagnosis = field(default_factory=lambda: Diagnosis(()))
     whole: bool = False
     every: bool = False
+    run: FlowSeries | None = None
 
     def shown(self, flow: GradientFlow) -> list[RenderableType]:
         """What is printed, part by part."""
@@ -92,7 +95,8 @@ class View:
         """The options of its page: light or dark as the reader's system is set, unless dark was asked for."""
         drawing = self.drawing
         theme: PageThemeWord = "dark" if drawing.theme == "dark" else "auto"
-        return {"findings": self.diagnosis, "norm": drawing.norm, "scale": drawing.scale, "theme": theme}
+        findings = self.diagnosis if self.run is None else None
+        return {"findings": findings, "norm": drawing.norm, "scale": drawing.scale, "theme": theme}
 
     def picture(self) -> PictureWords:
         """The options of its picture."""
@@ -121,7 +125,7 @@ _WRITERS: Mapping[str, Callable[[GradientFlow, View], str | bytes]] = {
     ".svg": lambda flow, view: flow.to_svg(**view.picture()),
     ".png": lambda flow, view: converted(flow.to_svg(**view.picture()), "png"),
     ".pdf": lambda flow, view: converted(flow.to_svg(**view.picture()), "pdf"),
-    ".html": lambda flow, view: flow.to_html(**view.page()),
+    ".html": lambda flow, view: flow.to_html(**view.page()) if view.run is None else view.run.to_html(**view.page()),
     ".dot": lambda flow, view: flow.to_dot(**view.picture()),
     ".json": lambda flow, _: flow.to_json(),
     ".csv": lambda flow, _: to_csv([flow]),
@@ -184,7 +188,7 @@ def write_all(flow: GradientFlow, paths: Sequence[Path], view: View) -> None:
 
 
 def write_difference(comparison: Comparison, paths: Sequence[Path], options: PictureWords) -> None:
-    """Write the picture or the words of a comparison to every file, by its suffix.
+    """Write the picture, the page or the words of a comparison to every file, by its suffix.
 
     Raises:
         OptionError: a file cannot be written, or nothing is installed that makes a PNG or PDF.
@@ -194,6 +198,10 @@ def write_difference(comparison: Comparison, paths: Sequence[Path], options: Pic
     for path in paths:
         if path.suffix == ".txt":
             made[path] = f"{comparison}\n"
+            continue
+        if path.suffix == ".html":
+            theme: PageThemeWord = "dark" if options.get("theme") == "dark" else "auto"
+            made[path] = comparison.to_html(theme=theme)
             continue
         svg = comparison.to_svg(**options)
         made[path] = svg if path.suffix == ".svg" else converted(svg, "png" if path.suffix == ".png" else "pdf")

@@ -24,6 +24,7 @@ from fxgrad.diagnosis import (
 from fxgrad.diagnosis.backward_failed import backward_failed
 from fxgrad.diagnosis.causality import joined
 from fxgrad.diagnosis.check import Check, Evidence, LackingError
+from fxgrad.diagnosis.ranks import with_ranks
 from fxgrad.diagnosis.thresholds import Thresholds
 from fxgrad.diagnosis.view import FlowView
 from fxgrad.errors import OptionError
@@ -106,7 +107,8 @@ def diagnose(
             found += zeros.nothing_learnt(evidence)
         found = always_zero.completed(evidence, found)
     order = {check.name: number for number, check in enumerate(given)}
-    ranked = sorted(joined(evidence, found), key=lambda f: (_SEVERITIES[f.severity], order.get(f.rule, len(order))))
+    told = with_ranks(evidence, joined(evidence, found))
+    ranked = sorted(told, key=lambda f: (_SEVERITIES[f.severity], order.get(f.rule, len(order))))
     return Diagnosis(tuple(ranked), tuple(lacking), tuple(check.name for check in given))
 
 

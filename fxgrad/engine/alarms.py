@@ -57,6 +57,8 @@ class Alarms:
         self._scale_of = scale_of
         self._reported: set[tuple[str, str]] = set()
         self._errors: list[Exception] = []
+        #: Told of each alarm, and of what ``report`` is given, besides the listener.
+        self.noted: Callable[[Finding], None] = lambda _: None
 
     def ended(self, event_record: list[EventRecord]) -> None:
         """A backward pass has ended, or raised some time ago: judge what was kept of it.
@@ -72,6 +74,7 @@ class Alarms:
         for finding in found:
             self.latest.append(finding)
             self._reported.add((finding.rule, finding.place))
+            self.noted(finding)
             if self._on_finding is None:
                 self._try(self._warn, finding.message)
             else:
@@ -108,6 +111,7 @@ class Alarms:
             key = (finding.rule, finding.place)
             if key not in self._reported:
                 self._reported.add(key)
+                self.noted(finding)
                 if self._on_finding is not None:
                     self._try(self._on_finding, finding)
         self._raise(0)

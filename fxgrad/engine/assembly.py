@@ -45,7 +45,7 @@ def assemble(event_record: EventRecord, loss: str, level: Level) -> GradientFlow
     forward_record = event_record.forward_record
     call_graph: CallGraph = forward_record.call_graph
     parameters: list[tuple[int, tuple[str, ...], Tensor]] = forward_record.parameters
-    frozen_names = {name for _, names, parameter in parameters if not parameter.requires_grad for name in names}
+    frozen_names = {name for place in forward_record.frozen_places for name in parameters[place][1]}
     forward = forward_record.values
     measured = read_event(event_record, None if forward is None else forward.taken)
     sites = _Sites(call_graph, forward_record, event_record, measured, frozen_names)
@@ -58,20 +58,35 @@ def assemble(event_record: EventRecord, loss: str, level: Level) -> GradientFlow
         blind_spots=(*sites.blind_spots(), *sites.blind_edges()),
         calls=call_graph.module_calls,
         capture=dataclasses.replace(report, asked=call_graph.asked),
-        event=EventInfo(
-            event_record.event,
-            forward_record.number,
-            loss,
-            level,
-            "node" if forward_record.edges is None else "edge",
-            values=forward is not None,
-            accumulating=forward_record.accumulating,
-            failed=failure_of(event_record),
-            differentiated=forward_record.differentiated,
-            loss_ops=call_graph.loss or (),
-        ),
+        event=event_of(event_record, loss, level),
         buffers=() if forward is None else _buffers(forward.buffers, measured.state[len(parameters) :]),
     )
+
+
+def event_of(event_record: EventRecord, loss: str, level: Level) -> EventInfo:
+    """Which backward event it is."""
+    forward_record = event_record.forward_record
+    return EventInfo(
+        event_record.event,
+        forward_record.number,
+        loss,
+        level,
+        "node" if forward_record.edges is None else "edge",
+        values=forward_record.values is not None,
+        accumulating=forward_record.accumulating,
+        failed=failure_of(event_record),
+        differentiated=forward_record.differentiated,
+        loss_ops=forward_record.call_graph.loss or (),
+    )
+
+
+def reading_of(forward_record: ForwardRecord, number: int) -> int | None:
+    """Which site's hook has measured a site: that of the first with the very same tensor; None for a part only."""
+    while number in forward_record.same:
+        number = forward_record.same[number]
+    spec = forward_record.graph.sites[number]
+    lost = Ref(spec.call, spec.output.position) in forward_record.graph.lost
+    return None if lost or number in forward_record.unmeasurable else number
 
 
 class _Sites:
@@ -107,21 +122,14 @@ class _Sites:
 
     def statistics(self, number: int) -> Statistics | None:
         """Statistics of a site; None for one whose hook saw a part only."""
-        if number in self.source:
-            return self.statistics(self.source[number])
-        if number in self.forward_record.unmeasurable or self._lost(number):
-            return None
-        return self.found[number] if number < len(self.found) else None
+        reading = reading_of(self.forward_record, number)
+        return self.found[reading] if reading is not None and reading < len(self.found) else None
 
     def _first(self, site: int) -> int:
         """The site with a hook whose value is the very tensor that ``site`` is."""
         while site in self.forward_record.same:
             site = self.forward_record.same[site]
         return site
-
-    def _lost(self, number: int) -> bool:
-        spec = self.call_graph.sites[number]
-        return Ref(spec.call, spec.output.position) in self.call_graph.lost
 
     def site(self, number: int, spec: SiteSpec) -> Site:
         """The schema's site."""
@@ -338,17 +346,21 @@ def _parameters(
     own, found, values = event_record.parameters, measured.parameters, dict(enumerate(measured.state))
     window = event_record.forward_record.window
     rewritten: dict[int, Rewritten] = {} if window is None else window.recorded()
-    records = []
+    reduced = event_record.forward_record.reduced  # all of them, or none in this pass
+    came = any(n < len(found) and found[n] is not None for n, names, _ in parameters if names[0] in reduced)
+    frozen, records = event_record.forward_record.frozen_places, []
     for place, (number, names, parameter) in enumerate(parameters):
         statistics = found[number] if number < len(found) else None
         reason: Reason | None = None
         if statistics is None:
-            reason = "frozen" if not parameter.requires_grad else "not_reached"
+            reason = "frozen" if place in frozen else "not_reached"
+            if reason == "not_reached" and names[0] in reduced and not came:
+                reason = "not_reduced"
             if own is not None and number in own.failures:
                 reason = "statistic_failed"
         records.append(ParameterRecord(
             name=names[0], aliases=names[1:], shape=tuple(parameter.shape), dtype=dtype_word(parameter.dtype),
-            device=str(parameter.device), requires_grad=parameter.requires_grad, statistics=statistics, reason=reason,
+            device=str(parameter.device), requires_grad=place not in frozen, statistics=statistics, reason=reason,
             value=values.get(place), registered=names[0] not in event_record.forward_record.outside,
             rewritten=rewritten.get(id(parameter)),
         ))  # fmt: skip

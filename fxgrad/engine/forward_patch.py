@@ -16,6 +16,7 @@ from fxgrad.errors import WatchError
 from fxgrad.rewriting.apply import MARK as RULES
 from fxgrad.rewriting.apply import NodeRules
 from fxgrad.torch_support.private import compiled_original, graph_in_the_making
+from fxgrad.torch_support.private_skipping import leave_to_python
 
 _PATCHED = "_fxgrad_forward"
 _NO_GRAPH = (
@@ -57,6 +58,7 @@ class PatchedForward:
         self.patches: list[ForwardPatch] = []
         self.one_shots = 0
         self._model = model
+        leave_to_python()
         # One function for all faces: dynamo makes no graph of the observed call, and says this where it has to.
         self._call = torch.compiler.disable(self._run, recursive=True, reason=_NO_GRAPH)  # type: ignore[no-untyped-call]
         self._ours: dict[str, Any] = {}

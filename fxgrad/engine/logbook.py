@@ -76,8 +76,8 @@ class Logbook:
         self._read, self._tell = read, tell
         return self
 
-    def note(self, scalars: dict[str, Any]) -> None:
-        """Keep these until they are written or replaced.  A tensor stays on its device.
+    def note(self, scalars: dict[str, Any]) -> dict[str, float | Tensor]:
+        """Keep these until they are written or replaced, and give what is kept.  A tensor stays on its device.
 
         Raises:
             OptionError: one is no single number.
@@ -92,6 +92,7 @@ class Logbook:
                 what = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"{value!r:.60}"
                 message = f"note({name}=...) takes one number, or a tensor with one element, but got {what}"
                 raise OptionError(message)
+        return {name: self._notes[name] for name in scalars}
 
     def forward(self, step: int) -> None:
         """A training forward with this number is about to run: the step before it is complete."""

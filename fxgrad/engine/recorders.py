@@ -98,6 +98,8 @@ class Recorders:
     def _unfit(self, forward_record: ForwardRecord) -> str | None:
         if self._native is None:
             return self._why()
+        if forward_record.reduced:
+            return "fully_shard gathers parameters inside of the forward"
         if forward_record.values is not None and self._options.channels:
             return "channels are measured where Python hooks are"
         if compiled_autograd_on():

@@ -11,8 +11,9 @@ from torch import Tensor
 from fxgrad.capture.captured import CallGraph
 from fxgrad.engine.assembly import assemble
 from fxgrad.probes.forward_record import ForwardRecord
+from fxgrad.record.recorder import EventRecord
 from fxgrad.record.slot_recorder import EventRuns, SlotFacts, event_record_of
-from fxgrad.schema import CaptureReport, GradientFlow
+from fxgrad.schema import CaptureReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,7 @@ class SlotRun:
         not_required: sites whose value required no gradient.
         slots: what arrived, by slot; ``slot_of``: of each site that has one.
         unprobed: why a site has none.
+        accumulating: whether parameters had a gradient when the forward began; None where unknown.
     """
 
     number: int
@@ -38,10 +40,11 @@ class SlotRun:
     slots: Tensor
     slot_of: Mapping[int, int]
     unprobed: Mapping[int, str]
+    accumulating: bool | None = None
 
 
-def assemble_slots(event: EventRuns, run: SlotRun) -> GradientFlow:
-    """The flow of one forward call in a backward event."""
+def assemble_slots(event: EventRuns, run: SlotRun) -> EventRecord:
+    """One forward call in a backward event, with its flow."""
     forward_record: Any = ForwardRecord(None, run.number, 0)
     forward_record.call_graph, forward_record.report, forward_record.parameters = (
         run.call_graph,
@@ -53,13 +56,15 @@ def assemble_slots(event: EventRuns, run: SlotRun) -> GradientFlow:
         run.not_required,
         run.unprobed,
     )
+    forward_record.accumulating = run.accumulating
     event_record = event_record_of(
         forward_record, run.slots, SlotFacts(len(run.call_graph.sites), run.slot_of, run.shapes)
     )
     event_record.event, event_record.parameters, event_record.raised = event.number, event.parameters, event.raised
     if event_record.raised is not None:
         event_record.raised.parts.append(event_record)
-    return assemble(event_record, "the caller's own backward pass", "norm")
+    event_record.flow = assemble(event_record, "the caller's own backward pass", "norm")
+    return event_record
 
 
 __all__ = ["SlotRun", "assemble_slots"]

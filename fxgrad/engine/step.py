@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import threading
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from fxgrad.courses.values import finished
 from fxgrad.engine.assembly import assemble
 from fxgrad.engine.forward_values import accumulating, begin
 from fxgrad.engine.recorders import Recorders
+from fxgrad.engine.run_events import Coming
 from fxgrad.engine.training import Training
 from fxgrad.errors import NoFlowError
 from fxgrad.probes.edges import EdgeNotes, hook_edges
@@ -95,6 +97,7 @@ class Engine:
         self._windows = Windows()
         self._latest_report: tuple[Any, CaptureReport | None] = (None, None)  # the same in most steps
         self._recorders = Recorders(self.recorder, self.modules, self.parameters, options)
+        self._reading = threading.Lock()  # what is kept of an event is brought into form by who reads it first
 
     @property
     def call_graph(self) -> CallGraph | None:
@@ -231,7 +234,7 @@ class Engine:
         forward_record.leaves = self.leaves
         if observe:
             forward_record.parameters = self.parameters.refresh(self.modules.parameters)
-            forward_record.outside = self.modules.outside
+            forward_record.outside, forward_record.reduced = self.modules.outside, self.modules.reduced
             forward_record.edges = EdgeNotes(None) if self.options.sites == "edge" else None
             known = self.parameters.accumulating
             forward_record.accumulating = accumulating(forward_record.parameters) if known is None else known
@@ -263,6 +266,10 @@ class Engine:
         self._release_finished()
         if not self._live:
             self.parameters.remove()
+
+    def tell(self, ended: Callable[[list[EventRecord]], None]) -> None:
+        """Have each event told when it ends."""
+        self.recorder.ended = ended
 
     def close(self) -> None:
         """Take every hook off."""
@@ -322,7 +329,24 @@ class Engine:
         """The flow of an event, without what lies around the backward pass; made once."""
         if event_record.flow is None:
             self._recorders.rename(event_record.forward_record)
-            event_record.flow = flow = assemble(event_record, self.loss_words, self.options.level)
+            event_record.flow = self._assembled(event_record)
+        return event_record.flow
+
+    def coming(self, event_record: EventRecord) -> Coming:
+        """What another thread makes the flow of an event of, with what is known now of the training around it."""
+        self._recorders.rename(event_record.forward_record)
+        known = None if self.training is None else self.training.known(event_record)
+        return Coming(event_record, known, self._assembled, self._reading, self.loss_words, self.options.level)
+
+    def stepped(self, event_record: EventRecord) -> bool | None:
+        """Whether the optimizer's step behind an event is known by now; None where there is no optimizer."""
+        return None if self.training is None else self.training.stepped(event_record)
+
+    def _assembled(self, event_record: EventRecord) -> GradientFlow:
+        if event_record.flow is not None:
+            return event_record.flow
+        with self._reading:
+            flow = assemble(event_record, self.loss_words, self.options.level)
             own = [site.statistics for site in flow.sites]
             if event_record.forward_record.edges is not None:
                 edges = dict(zip(event_record.forward_record.call_graph.uses, flow.edges, strict=True))
@@ -331,7 +355,7 @@ class Engine:
             numbers = [number for number, _, _ in event_record.forward_record.parameters]
             found = dict(zip(numbers, (record.statistics for record in flow.parameters), strict=True))
             _escalate(self.recorder.escalated, found)
-        return event_record.flow
+        return flow
 
 
 def _escalate(marked: set[int], found: Mapping[int, Statistics | None]) -> None:

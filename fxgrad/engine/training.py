@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -14,7 +16,7 @@ from fxgrad.errors import OptionError
 from fxgrad.record.recorder import EventRecord, Recorder
 from fxgrad.record.scaling import Reading, Scales
 from fxgrad.record.updates import Step, Updates
-from fxgrad.schema import GradientFlow, OptimizerFacts
+from fxgrad.schema import EventInfo, GradientFlow, OptimizerFacts, Update
 from fxgrad.torch_support.private import version_of, without_dispatch_modes, without_torch_function
 
 if TYPE_CHECKING:
@@ -130,26 +132,31 @@ class Training:
         return [self._complete(event_record, flow, readings) for event_record, flow in zip(events, flows, strict=True)]
 
     def _complete(self, event_record: EventRecord, flow: GradientFlow, readings: tuple[Reading, ...]) -> GradientFlow:
-        position = next((n for n, reading in enumerate(readings) if reading.event == event_record.event), None)
-        steps = [step for one in self._optimizers if (step := one.of(event_record.event)) is not None]
-        if position is not None and _thrown_away(readings[position:], steps):
-            steps = []
-        skipped, asked = self._skipped(readings, position)
-        missing = self._others.among(_registered(event_record), self._grouped()) if self._optimizers else ((), ())
-        token = (*steps, skipped, asked, missing)
-        if event_record.completed is not None and event_record.completed[0] == token:
-            return event_record.completed[1]
-        scale = None if position is None else readings[position].scale
-        made = _completed(flow, event_record, scale, steps)
-        if self._optimizers:
-            facts = tuple(step.read()[0] for step in steps)
-            number = next((one.number for one in facts if one.number is not None), None)
-            word = " + ".join(dict.fromkeys(one.type for one in self._optimizers))
-            made = dataclasses.replace(made, optimizer=OptimizerFacts(
-                word, number, skipped, asked, *missing, facts, others=self._elsewhere(event_record),
-            ))  # fmt: skip
-        event_record.completed = (token, made)
-        return made
+        known = self._known(event_record, lambda: readings)
+        token = known.token(event_record)
+        if event_record.completed is None or event_record.completed[0] != token:
+            event_record.completed = (token, known.complete(event_record, flow))
+        return event_record.completed[1]
+
+    def stepped(self, event_record: EventRecord) -> bool | None:
+        """Whether a step that used the event has been taken; None where there is no optimizer."""
+        optimizers = self._optimizers
+        return any(one.of(event_record.event) is not None for one in optimizers) if optimizers else None
+
+    def known(self, event_record: EventRecord) -> Known:
+        """What is known now of an event, for another thread to complete its flow with; waits for no device."""
+        return self._known(event_record, (lambda: ()) if self._scales is None else self._scales.kept(self._calls))
+
+    def _known(self, event_record: EventRecord, readings: Callable[[], tuple[Reading, ...]]) -> Known:
+        optimizers = self._optimizers
+        steps = tuple(step for one in optimizers if (step := one.of(event_record.event)) is not None)
+        if not optimizers:
+            return Known(readings, steps)
+        word = " + ".join(dict.fromkeys(one.type for one in optimizers))
+        missing = self._others.among(_registered(event_record), self._grouped())
+        facts = OptimizerFacts(word, None, 0, 0, *missing, others=self._elsewhere(event_record))
+        in_kernel = any(one.in_kernel for one in optimizers)
+        return Known(readings, steps, facts, functools.partial(self._skipped, in_kernel=in_kernel))
 
     def _elsewhere(self, event_record: EventRecord) -> int:
         """How many parameters of the optimizers are none of the model's."""
@@ -169,11 +176,67 @@ class Training:
             return ()
         return (*self._scales.read(), self._scales.present(self._calls))
 
-    def _skipped(self, readings: tuple[Reading, ...], position: int | None) -> tuple[int, int]:
-        if self._scales is None or position is None or not self._optimizers:
-            return 0, 0
-        in_kernel = any(one.in_kernel for one in self._optimizers)
-        return self._scales.skipped(readings[: position + 2], in_kernel=in_kernel)
+    def _skipped(self, readings: tuple[Reading, ...], *, in_kernel: bool) -> tuple[int, int]:
+        return (0, 0) if self._scales is None else self._scales.skipped(readings, in_kernel=in_kernel)
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What is known at some time of the training around one event.
+
+    Attributes:
+        readings: gives the loss scales so far, and the one now; copies them to the host.
+        steps: of the optimizers, behind the event.
+        facts: of the optimizers, without those of the steps; None where there is no optimizer.
+        skipped: how many steps were skipped between readings, and among how many.
+    """
+
+    readings: Callable[[], tuple[Reading, ...]]
+    steps: tuple[Step, ...]
+    facts: OptimizerFacts | None = None
+    skipped: Callable[[tuple[Reading, ...]], tuple[int, int]] = lambda _: (0, 0)
+
+    def token(self, event_record: EventRecord) -> object:
+        """Equal where nothing more is known."""
+        _, steps, skipped, asked = self._behind(event_record)
+        facts = self.facts
+        return (*steps, skipped, asked, None if facts is None else (facts.missing, facts.moved))
+
+    def complete(self, event_record: EventRecord, flow: GradientFlow) -> GradientFlow:
+        """The flow with it.  Copies to the host."""
+        event, updates, facts = self.around(event_record, flow.event)
+        made = dataclasses.replace(flow, event=event, optimizer=facts)
+        if not updates:
+            return made
+        parameters = tuple(
+            dataclasses.replace(record, update=updates.get(id(parameter)))
+            for record, (_, _, parameter) in zip(flow.parameters, event_record.forward_record.parameters, strict=True)
+        )
+        return dataclasses.replace(made, parameters=parameters)
+
+    def around(
+        self, event_record: EventRecord, event: EventInfo
+    ) -> tuple[EventInfo, dict[int, Update], OptimizerFacts | None]:  # fmt: skip
+        """The event with its loss scale, updates by id of the parameter, and the optimizers.  Copies to the host."""
+        scale, steps, skipped, asked = self._behind(event_record)
+        event = dataclasses.replace(event, loss_scale=scale, accumulating=event_record.forward_record.accumulating)
+        updates = {key: update for step in steps for key, update in step.read()[1].items()}
+        if self.facts is None:
+            return event, updates, None
+        found = tuple(step.read()[0] for step in steps)
+        number = next((one.number for one in found if one.number is not None), None)
+        facts = dataclasses.replace(self.facts, step=number, skipped=skipped, asked=asked, steps=found)
+        return event, updates, facts
+
+    def _behind(self, event_record: EventRecord) -> tuple[float | None, tuple[Step, ...], int, int]:
+        """The loss scale, the steps that used the event, and how many were skipped among how many."""
+        readings = self.readings()
+        position = next((n for n, reading in enumerate(readings) if reading.event == event_record.event), None)
+        if position is None:
+            return None, self.steps, 0, 0
+        steps = () if _thrown_away(readings[position:], self.steps) else self.steps
+        skipped = self.skipped(readings[: position + 2]) if self.facts is not None else (0, 0)
+        return readings[position].scale, steps, *skipped
 
 
 class _Others:
@@ -210,20 +273,6 @@ def _thrown_away(readings: Sequence[Reading], steps: Sequence[Step]) -> bool:
     scale = readings[0].scale
     later = [one.scale for one in readings[1:] if any(step.first <= one.event < step.end for step in steps)]
     return scale is not None and any(other is not None and other < scale for other in later)
-
-
-def _completed(
-    flow: GradientFlow, event_record: EventRecord, scale: float | None, steps: Sequence[Step]
-) -> GradientFlow:
-    event = dataclasses.replace(flow.event, loss_scale=scale, accumulating=event_record.forward_record.accumulating)
-    updates = {key: update for step in steps for key, update in step.read()[1].items()}
-    if not updates:
-        return dataclasses.replace(flow, event=event)
-    parameters = tuple(
-        dataclasses.replace(record, update=updates.get(id(parameter)))
-        for record, (_, _, parameter) in zip(flow.parameters, event_record.forward_record.parameters, strict=True)
-    )
-    return dataclasses.replace(flow, event=event, parameters=parameters)
 
 
 def _registered(event_record: EventRecord) -> list[tuple[int, tuple[str, ...], Tensor]]:

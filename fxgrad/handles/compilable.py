@@ -27,6 +27,7 @@ from fxgrad.probes.functionalise import decide, watch_run
 from fxgrad.probes.insert import compiled
 from fxgrad.probes.insert_function import Inserted, insert_function_probes
 from fxgrad.record.parameters import ParameterHooks
+from fxgrad.record.recorder import EventRecord
 from fxgrad.record.slot_recorder import EventRuns, SlotRecorder
 from fxgrad.schema import CaptureReport, GradientFlow, History
 from fxgrad.torch_support.fake import FakeModel, fake_like, like
@@ -325,14 +326,14 @@ class _Observer:
         self.recorder.close_events()
         events = list(self.recorder.history)[-1:] if latest else list(self.recorder.history)
         for event in events:
-            if event.flows is None:
-                event.flows = self._assembled(event)
-        return [flow for event in events for flow in event.flows or ()]
+            if event.parts is None:
+                event.parts = self._assembled(event)
+        return [part.flow for event in events for part in event.parts or () if part.flow is not None]
 
-    def _assembled(self, event: EventRuns) -> list[GradientFlow]:
+    def _assembled(self, event: EventRuns) -> list[EventRecord]:
         return [self._flow(event, run, slots) for run, slots in sorted(event.runs, key=lambda entry: entry[0].number)]
 
-    def _flow(self, event: EventRuns, run: Run, slots: Tensor) -> GradientFlow:
+    def _flow(self, event: EventRuns, run: Run, slots: Tensor) -> EventRecord:
         shapes, not_required = self.capturer.sites(run)
         inserted = run.ready.inserted
         return assemble_slots(event, SlotRun(

@@ -37,11 +37,12 @@ from fxgrad.handles.dynamo_runs import (
 from fxgrad.probes.function import copied, fresh
 from fxgrad.probes.functionalise import decide
 from fxgrad.probes.insert_function import insert_function_probes
-from fxgrad.record.recorder import HISTORY
+from fxgrad.record.recorder import HISTORY, EventRecord
 from fxgrad.record.slot_recorder import EventRuns, SlotRecorder
 from fxgrad.schema import CaptureReport, GradientFlow
 from fxgrad.torch_support.fake import fake_like, like
-from fxgrad.torch_support.private import compiled_original, inner_compiler
+from fxgrad.torch_support.private import compiled_original, forget_empty_hooks, inner_compiler
+from fxgrad.torch_support.private_skipping import leave_to_python
 
 _OPTIONS = ("inner",)
 _REMEMBERED = 1024
@@ -65,10 +66,13 @@ class Observer:
     """
 
     def __init__(self, inner: str | Callable[..., Any] = "eager") -> None:
+        leave_to_python()
         self.inner = inner
         self.recorder = _SlotRecorder()
         self.refused: list[Refused] = []
+        self.accumulating: dict[int, bool | None] = {}  # by forward call, where it was noted
         self._hooked = WeakIdKeyDictionary()
+        self._handles = WeakIdKeyDictionary()
         self._bindings: list[Binding] = []
         self._numbers = itertools.count()
         self._parameter_numbers = itertools.count()
@@ -124,10 +128,19 @@ class Observer:
     def _hook(self, inputs: Iterable[Any]) -> None:
         """Hook the parameters among them.  A number is never given twice, so that nothing is taken for another."""
         for tensor in inputs:
-            if isinstance(tensor, nn.Parameter) and tensor.requires_grad and tensor not in self._hooked:
-                number = self._hooked[tensor] = next(self._parameter_numbers)
-                tensor.register_hook(self.recorder.hook(self.recorder.parameters, number))  # type: ignore[no-untyped-call]
-                self.recorder.parameters.expected = number + 1
+            if isinstance(tensor, nn.Parameter) and tensor.requires_grad and tensor not in self._handles:
+                if tensor not in self._hooked:
+                    self._hooked[tensor] = next(self._parameter_numbers)
+                    self.recorder.parameters.expected = self._hooked[tensor] + 1
+                hook = self.recorder.hook(self.recorder.parameters, self._hooked[tensor])
+                self._handles[tensor] = tensor.register_hook(hook)  # type: ignore[no-untyped-call]
+
+    def remove(self) -> None:
+        """Take the hooks off the parameters; the next run puts them back."""
+        for parameter, handle in tuple(self._handles.items()):  # type: ignore[no-untyped-call]
+            handle.remove()
+            forget_empty_hooks(parameter)
+        self._handles.clear()
 
     # ---- running ---------------------------------------------------------------------------------------------
 
@@ -181,7 +194,8 @@ class Observer:
         own = {id(parameter) for parameter in model.parameters()}
         made: list[GradientFlow] = []
         for event in reversed(self._events_of(own)):
-            made = [*self._flows(event, modules, own), *made]
+            found = [part.flow for part in self._parts(event, modules, own) if part.flow is not None]
+            made = [*found, *made]
             if latest and made:
                 break
         return made
@@ -192,17 +206,17 @@ class Observer:
         found = dict.fromkeys(event for binding in bindings for event in tuple(binding.events))
         return sorted(found, key=lambda event: event.number)[-HISTORY:]
 
-    def _flows(self, event: EventRuns, modules: ModuleMap, own: set[int]) -> list[GradientFlow]:
+    def _parts(self, event: EventRuns, modules: ModuleMap, own: set[int]) -> list[EventRecord]:
         arrived = {id(run): slots for run, slots in event.runs}
         chosen = of_model([run for run, _ in event.runs], own)
         forwards: dict[int, list[GraphRun]] = {}
         for run in sorted(chosen, key=lambda r: r.number):
             forwards.setdefault(run.forward, []).append(run)
-        return [self._flow(event, runs, arrived, modules) for runs in forwards.values()]
+        return [self._part(event, runs, arrived, modules) for runs in forwards.values()]
 
-    def _flow(
+    def _part(
         self, event: EventRuns, runs: list[GraphRun], arrived: Mapping[int, Tensor], modules: ModuleMap
-    ) -> GradientFlow:
+    ) -> EventRecord:
         place = {id(run): index for index, run in enumerate(runs)}
         links = [{n: (place[id(o)], p) for n, (o, p) in run.links.items() if id(o) in place} for run in runs]
         parts = [(r.graph.fragment, of, r.binding.present()) for r, of in zip(runs, links, strict=True)]
@@ -212,7 +226,7 @@ class Observer:
         return assemble_slots(event, SlotRun(
             runs[0].forward, joined.call_graph, self._report(modules, len(runs)), self._listed(modules),
             joined_shapes(runs, joined.numbers), {n for n, s in enumerate(sites) if not s.output.requires_grad},
-            slots, slot_of, unprobed,
+            slots, slot_of, unprobed, self.accumulating.get(runs[0].forward),
         ))  # fmt: skip
 
     def _report(self, modules: ModuleMap, graphs: int) -> CaptureReport:

@@ -107,9 +107,9 @@ def shapes_by_site(facts: Facts, made: Fragment) -> list[tuple[int, ...]]:
     return shapes
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(eq=False)
 class GraphRun:
-    """One run of a graph.
+    """One run of a graph.  The autograd graph holds it, and others hold it weakly.
 
     Attributes:
         number: in the order in which runs began.

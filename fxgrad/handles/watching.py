@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -16,11 +16,14 @@ from fxgrad.diagnosis.limits import checked_limits
 from fxgrad.engine.alarms import Alarms, OnFinding, checked_listener
 from fxgrad.engine.forward_patch import patched_forward_of, patching, refuse_unpatchable
 from fxgrad.engine.logbook import Logbook
+from fxgrad.engine.run_writer import RunOptions, RunWriter
 from fxgrad.engine.step import Engine, Options
 from fxgrad.engine.training import Training, checked_optimizers, checked_scaler
 from fxgrad.errors import NoFlowError, WatchError
 from fxgrad.handles.graphs import GraphEngine
-from fxgrad.schema import Diagnosis, Finding, GradientFlow, History, Level
+from fxgrad.record.distributed import TIMEOUT, flow_of_ranks, is_distributed
+from fxgrad.record.recorder import EventRecord
+from fxgrad.schema import Diagnosis, Finding, GradientFlow, History, Level, RunFileReport
 
 if TYPE_CHECKING:
     from fxgrad.diagnosis import Thresholds
@@ -36,6 +39,7 @@ class Around:
         limits: by statistics word.
         on_finding: who is told of findings.
         logbook: the logs, where there are any.
+        run_file: the run file, where there is to be one.
     """
 
     optimizers: tuple[Optimizer, ...] = ()
@@ -43,6 +47,7 @@ class Around:
     limits: Mapping[str, float] = field(default_factory=dict)
     on_finding: OnFinding | None = None
     logbook: Logbook = field(default_factory=Logbook)
+    run_file: RunOptions | None = None
 
     @staticmethod
     def of(level: Level, *, optimizer: Any, scaler: Any, limits: Any, on_finding: Any) -> Around:
@@ -55,7 +60,7 @@ class Around:
         return Around(checked_optimizers(optimizer), checked_scaler(scaler), checked, checked_listener(on_finding))
 
 
-_PUBLIC = ("active", "alarms", "diagnose", "flow", "history", "log", "note", "pause", "remove", "resume")
+_PUBLIC = ("active", "alarms", "diagnose", "flow", "history", "log", "note", "pause", "remove", "resume", "run_file")
 
 
 class Watch:
@@ -75,35 +80,47 @@ class Watch:
         """``one_shot``: for a single call, which may lie above an outer watch on the same model."""
         if not one_shot:
             refuse_unwatchable(model)
-        self._model = model
-        self._every = every
-        self._forwards = 0
-        self._paused = False
+        around = Around() if around is None else around
+        self._begin(model, every, around)
         self.one_shot = one_shot
         patched = patching(model)
         kind = GraphEngine if options.capture == "symbolic" else Engine
         self.engine = kind(model, patched.plain, options)
         self._patched = patched.add(self)
         self._patched.one_shots += one_shot
-        around = Around() if around is None else around
-        self._training, self._alarms = self._surround(around)
-        self._logbook = around.logbook.opened(self.engine.latest, self._alarms.report)
+        self._surround(around)
 
-    def _surround(self, around: Around) -> tuple[Training | None, Alarms]:
+    def _begin(self, model: nn.Module, every: int, around: Around) -> None:
+        """Before the model is touched."""
+        self._run = None if around.run_file is None else RunWriter(around.run_file)
+        self._model = model
+        self._every = every
+        self._forwards = 0
+        self._paused = False
+        self.one_shot = False
+
+    def _surround(self, around: Around) -> None:
         engine = self.engine
         if around.optimizers or around.scaler is not None:
             engine.training = Training(engine.recorder, around.optimizers, around.scaler)
         scale_of = (lambda _: None) if engine.training is None else engine.training.scale_of
         alarms = Alarms(around.limits, around.on_finding, engine.flow_of, scale_of)
-        if around.limits:
-            engine.recorder.ended = alarms.ended
-        return engine.training, alarms
+        ended: list[Callable[[list[EventRecord]], None]] = [alarms.ended] if around.limits else []
+        if self._run is not None:
+            alarms.noted = self._run.found
+            ended.append(self._run.opened(engine.coming, engine.stepped).ended)
+        if ended:
+            engine.tell(_each(ended))
+        self._training, self._alarms = engine.training, alarms
+        self._logbook = around.logbook.opened(engine.latest, alarms.report)
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the model's own forward, observed where this call is to be."""
         observe = self._wants()
         if observe and self._model.training:
             self._logbook.forward(self._forwards - 1)
+            if self._run is not None:
+                self._run.forward()
         return self.engine.run(args, kwargs, observe=observe)
 
     def _wants(self) -> bool:
@@ -121,12 +138,30 @@ class Watch:
 
     # ---- for the user --------------------------------------------------------------------------------------
 
-    def flow(self) -> GradientFlow:
+    def flow(self, *, reduce: bool = False, timeout: float = TIMEOUT, group: Any = None) -> GradientFlow:
         """The flow of the latest backward event; copies the statistics to the host, once.
 
+        Args:
+            reduce: that of all ranks of a distributed run, on each of them, by one collective: every rank has to call
+                it.  ``flow.ranks`` tells how they differ.  Without ``torch.distributed`` it is that of one rank.
+            timeout: with ``reduce``, seconds that ranks wait for each other.
+            group: with ``reduce``, the process group; None for all ranks.
+
         Raises:
-            NoFlowError: no backward pass has run through an observed forward call yet.
+            NoFlowError: no backward pass has run through an observed forward call yet (with ``reduce``: on no rank).
+            RanksError: a rank did not come in time, or made another call; the process group can be used as before.
         """
+        if not reduce:
+            return self._flow()
+        try:
+            own: GradientFlow | None = self._flow()
+        except NoFlowError:
+            if not is_distributed(group):
+                raise
+            own = None
+        return flow_of_ranks(own, timeout=timeout, group=group)
+
+    def _flow(self) -> GradientFlow:
         self._patched.stay()
         try:
             return self.engine.flow()
@@ -169,7 +204,9 @@ class Watch:
         Raises:
             OptionError: one is no single number.
         """
-        self._logbook.note(scalars)
+        kept = self._logbook.note(scalars)
+        if self._run is not None:
+            self._run.note(kept)
 
     def log(self, step: int | None = None) -> bool:
         """Write the latest flow, its findings and the notes to the logs of ``log_to`` now.
@@ -183,6 +220,11 @@ class Watch:
             Whether there was something to write.
         """
         return self._logbook.write(step)
+
+    @property
+    def run_file(self) -> RunFileReport | None:
+        """How the run file stands: how many flows were written and missed, and why; None where there is none."""
+        return None if self._run is None else self._run.report
 
     @property
     def alarms(self) -> tuple[Finding, ...]:
@@ -221,11 +263,14 @@ class Watch:
             self._training.remove()
         self._patched.one_shots -= self.one_shot
         self._patched.take_out(self)
+        if self._run is not None:
+            self._run.finish()
 
     def __repr__(self) -> str:
         """The model's class, and how it stands."""
         state = "removed" if not self.active else "paused" if self._paused else "active"
-        return f"Watch({type(self._model).__name__[:40]}, {state}, {self._forwards} training forwards seen)"
+        lacking = f", run file: {self._run.report.error}" if self._run is not None and self._run.report.error else ""
+        return f"Watch({type(self._model).__name__[:40]}, {state}, {self._forwards} training forwards seen{lacking})"
 
     def __str__(self) -> str:
         """The same, and the history in lines."""
@@ -244,6 +289,16 @@ class Watch:
     ) -> None:
         """Remove the watch."""
         self.remove()
+
+
+def _each(ended: Sequence[Callable[[list[EventRecord]], None]]) -> Callable[[list[EventRecord]], None]:
+    """All of them, one after the other."""
+
+    def run(kept: list[EventRecord]) -> None:
+        for one in ended:
+            one(kept)
+
+    return run
 
 
 def watch_of(model: nn.Module) -> Watch | None:

@@ -53,15 +53,17 @@ class ForwardRecord:
         end: of the calling thread, autograd's number when the forward had returned; None before.
         recomputed: whether a part of the forward runs again in the backward pass, under the Python recorder.
         outside: names of parameters that are not registered.
+        reduced: names of those whose gradients ``fully_shard`` adds up over the ranks.
         versions: of the parameters when the forward had returned.
+        frozen: places of the parameters that required no gradient then; None before, and where nobody looked.
         freed, changed: see ``fxgrad.record.owners.Owner``.
     """
 
     __slots__ = (
         "__weakref__", "accumulating", "call_graph", "changed", "computed", "deviation", "differentiated", "edges",
-        "end", "escalated", "expected", "freed", "leaves", "not_required", "number", "outside", "parameters", "part",
-        "partial", "places", "recomputed", "record", "report", "rewriting", "same", "shapes", "sink", "sizes", "slots",
-        "task", "units", "unmeasurable", "unprobed", "values", "versions", "window", "written",
+        "end", "escalated", "expected", "freed", "frozen", "leaves", "not_required", "number", "outside", "parameters",
+        "part", "partial", "places", "recomputed", "record", "reduced", "report", "rewriting", "same", "shapes", "sink",
+        "sizes", "slots", "task", "units", "unmeasurable", "unprobed", "values", "versions", "window", "written",
     )  # fmt: skip
 
     def __init__(self, sink: Any, number: int, expected: int) -> None:
@@ -98,7 +100,9 @@ class ForwardRecord:
         self.recomputed = False
         self.versions: Sequence[int] = ()
         self.freed = False
+        self.frozen: frozenset[int] | None = None
         self.outside: frozenset[str] = frozenset()
+        self.reduced: frozenset[str] = frozenset()
         self.changed: tuple[str, ...] = ()
         self.end: int | None = None
 
@@ -167,6 +171,15 @@ class ForwardRecord:
     def returned(self) -> None:
         """The forward has returned."""
         self.versions = self._versions()
+        self.frozen = self._frozen()
+
+    def _frozen(self) -> frozenset[int]:
+        return frozenset(place for place, one in enumerate(self.parameters) if not one[2].requires_grad)
+
+    @property
+    def frozen_places(self) -> frozenset[int]:
+        """Places of the parameters that require no gradient: when the forward had returned, or else now."""
+        return self._frozen() if self.frozen is None else self.frozen
 
     def _versions(self) -> Sequence[int]:
         return versions_of(self.parameters, getattr(self.sink, "library", None))

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fxgrad.record.statistics import accumulator, write_norm
+from fxgrad.torch_support.shards import local_part
 
 _HALF = (torch.float16, torch.bfloat16)
 _PLAIN = (Tensor, torch.nn.Parameter)
@@ -44,11 +45,13 @@ class Layout:
     Attributes:
         parameters: in the order of the rows.
         groups: by row, the number of its parameter group.
+        silent: rows of parameters that give no numbers.
     """
 
     def __init__(self, moved: Moved) -> None:
         self.parameters = [parameter for parameter, _ in moved]
         self.groups = [group for _, group in moved]
+        self.silent: set[int] = set()
         self._places = [_place(parameter) for parameter, _ in moved]
         rows: dict[tuple[torch.device, torch.dtype], list[int]] = {}
         for row, place in enumerate(self._places):
@@ -71,28 +74,50 @@ class Layout:
             for (parameter, group), (its, its_group, place) in zip(moved, known, strict=True)
         )
 
-    def copies(self) -> list[Tensor]:
-        """The parameters as they are now; their norms are written down."""
-        copies = []
+    def copies(self) -> list[Tensor | None]:
+        """The parameters as they are now; their norms are written down.  None for one that gives no numbers."""
+        copies: list[Tensor | None] = []
         for row, parameter in enumerate(self.parameters):
-            copies.append(parameter.detach().clone())
-            write_norm(copies[-1], self._slots[row][0])
+            held = local_part(parameter.detach())
+            copy = held.clone() if type(held) in _PLAIN else _numbers(held)
+            if copy is not None:
+                write_norm(copy, self._slots[row][0])
+            copies.append(copy)
         return copies
 
-    def changes(self, copies: list[Tensor], settings: Sequence[Settings]) -> Measured:
+    def changes(self, copies: list[Tensor | None], settings: Sequence[Settings]) -> Measured:
         """The norms of ``copies``, and what has happened to the parameters since; the copies are used up."""
         for row, (parameter, copy) in enumerate(zip(self.parameters, copies, strict=True)):
-            now, slots = parameter.detach(), self._slots[row]
+            held = local_part(parameter.detach())
+            now = held if type(held) in _PLAIN else _numbers(held)
+            slots = self._slots[row]
+            if copy is None or now is None:
+                self.silent.add(row)
+                continue
             wide = copy.to(torch.float32) if copy.dtype in _HALF else copy
             gone = wide.sub_(now)
             write_norm(gone, slots[1])
             if settings[self.groups[row]].decays and not gone.is_complex():
                 slots[2].copy_((gone * now).sum(dtype=slots[2].dtype))
             if copy.dtype in _HALF and parameter.grad is not None:
-                active = parameter.grad != 0
+                active = local_part(parameter.grad) != 0
                 slots[3].copy_((active & (gone == 0)).sum())
                 slots[4].copy_(active.sum())
         return [(rows, buffer.clone()) for rows, buffer in self._buffers]
+
+
+def _numbers(values: Tensor) -> Tensor | None:
+    """A new tensor with the entries of one whose class has arithmetic of its own; None where it gives none.
+
+    Nothing is written in place: that may round by chance, and so draw from the user's random stream.
+    """
+    if type(values).__torch_dispatch__ is Tensor.__torch_dispatch__:
+        return values.detach().clone()
+    try:
+        found: Tensor = values.detach() * 1
+    except Exception:  # noqa: BLE001  # the user's step must go on, whatever its parameters are
+        return None
+    return found if type(found) is Tensor and found.layout is torch.strided else None
 
 
 def _place(values: Tensor) -> tuple[torch.device, torch.dtype]:
@@ -102,12 +127,13 @@ def _place(values: Tensor) -> tuple[torch.device, torch.dtype]:
 def joint_norm(tensors: Sequence[Tensor]) -> Tensor | None:
     """L2 norm over all of them together, on the device of the first.  Never raises.
 
-    None where one has no norm of its own: a subclass may need all its ranks to answer.
+    Of what is spread over ranks, this rank's parts count.  None where one has no norm of its own.
     """
-    if any(type(one) not in _PLAIN for one in tensors):
-        return None
     try:
         with torch.no_grad():
+            tensors = [local_part(one.detach()) for one in tensors]
+            if any(type(one) not in _PLAIN for one in tensors):
+                return None
             single = [one.detach() for one in tensors if one.dtype not in _HALF and one.layout is torch.strided]
             norms: list[Tensor] = [torch.nn.utils.get_total_norm(single)] if single else []
             norms += [_norm(one.detach()) for one in tensors if one.dtype in _HALF or one.layout is not torch.strided]

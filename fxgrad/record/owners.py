@@ -62,6 +62,12 @@ class Parameters:
         self.slots = None  # the native recorder's are the parameters' numbers
         self.sizes: Any = None
         self.tensors: dict[int, Tensor] = {}
+        self.reduced: set[int] = set()  # whose gradients are added up over the ranks behind autograd's back
+        self.carried: set[int] = set()  # those of them that had a gradient when the running pass began
+
+    def begins(self) -> None:
+        """A backward pass begins."""
+        self.carried = {number for number in self.reduced if self.tensors[number].grad is not None}
 
     def nbytes(self, device: torch.device) -> int:
         """Of the parameters on ``device``."""

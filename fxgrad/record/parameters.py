@@ -13,10 +13,17 @@ from fxgrad.record.native import LEVELS
 from fxgrad.record.recorder import Recorder
 from fxgrad.schema import Level
 from fxgrad.torch_support.leaf_hooks import hook_in_front
-from fxgrad.torch_support.private import forget_empty_hooks, referenced
+from fxgrad.torch_support.private import current_backward, forget_empty_hooks, referenced
+from fxgrad.torch_support.shards import is_sharded
 
 if TYPE_CHECKING:
     from fxgrad.record.native import Written
+
+
+CARRIED = (
+    "fully_shard added it to the .grad of an earlier backward pass, and only the sum is there: accumulate with "
+    "set_requires_gradient_sync(False)"
+)
 
 
 class _Known(NamedTuple):
@@ -35,6 +42,7 @@ class ParameterHooks:
         self._free: list[int] = []
         self._count = 0
         self._hooked: dict[int, RemovableHandle | None] = {}
+        self._reduced: dict[int, RemovableHandle] = {}  # behind the reduction, where autograd does not come
         self._native: Any = None
         self.lazy = False  # whether some were still without a shape
         self._raised: set[int] = set()
@@ -73,6 +81,8 @@ class ParameterHooks:
                 self.lazy = True
             elif parameter.requires_grad and number not in self._hooked:
                 self._hooked[number] = self._hook(parameter, number)
+                if is_sharded(parameter):
+                    self._follow(parameter, number)
             listed.append((number, names, parameter))
         self._sink.parameters.expected = self._count
         self._seen = parameters
@@ -140,6 +150,14 @@ class ParameterHooks:
         self._leaves[number] = parameter
         return None
 
+    def _follow(self, parameter: Tensor, number: int) -> None:
+        """``fully_shard`` adds gradients up over the ranks by itself, and then calls the hooks behind accumulation."""
+        sink = self._sink
+        hook = _Arrived(weakref.ref(sink), number)
+        self._reduced[number] = parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+        sink.parameters.reduced.add(number)
+        sink.rounds = 1  # it waits for the end of the pass itself, and may have asked later than us
+
     @property
     def on(self) -> bool:
         """Whether any parameter carries a hook."""
@@ -155,12 +173,38 @@ class ParameterHooks:
         if known.number not in self._hooked:
             return
         handle = self._hooked.pop(known.number)
+        if known.number in self._reduced:
+            self._reduced.pop(known.number).remove()
+            self._sink.parameters.reduced.discard(known.number)
         if handle is not None:
             handle.remove()
             forget_empty_hooks(known.tensor)
         elif self._native is not None:
             self._native.hooks.remove(known.number, known.tensor)
             self._leaves[known.number] = None
+
+
+class _Arrived:
+    """What torch calls when a parameter that is spread over ranks has its gradient; the hook in front comes first."""
+
+    __slots__ = ("_number", "_sink")
+
+    def __init__(self, sink: weakref.ref[Recorder], number: int) -> None:
+        self._sink = sink
+        self._number = number
+
+    def __call__(self, parameter: Tensor) -> None:
+        """Observe the gradient, unless autograd brought it."""
+        sink, gradient = self._sink(), parameter.grad
+        if sink is None or gradient is None or current_backward() < 0:
+            return
+        part = sink.running().parts.get(sink.parameters)
+        if part is not None and (self._number in part.placed or self._number in part.failures):
+            return
+        if self._number in sink.parameters.carried:
+            sink.native_failed(sink.parameters, self._number, CARRIED)
+        else:
+            sink.observe(sink.parameters, self._number, gradient)
 
 
 class _Native(NamedTuple):

@@ -18,6 +18,7 @@ from fxgrad.record.values import ForwardValues, Units
 from fxgrad.schema import Activity, ChannelSums, Statistics
 
 _Rows = dict[tuple[int, Any], Any]
+_NORMS = frozenset({"norm", "norm64", "square"})  # kinds of slots
 
 
 def _place(part: EventRecord, key: Any) -> tuple[int, Any]:
@@ -83,6 +84,8 @@ def _read(part: EventRecord, rows: _Rows) -> list[Statistics | None]:
 def _complete(part: EventRecord, rows: _Rows, number: int, reading: Reading) -> Statistics:
     source = reading[0]
     statistics = _statistics(rows[_place(part, source)], reading)
+    if number in part.placed:
+        statistics = replace(statistics, placement=part.placed[number])
     if isinstance(source, Source):
         key: Any = Source(source.number, "bins")
     else:
@@ -130,3 +133,39 @@ def read_gradients(parts: Sequence[EventRecord]) -> list[list[Statistics | None]
         part.finish()
     rows = _on_host(parts)
     return [_read(part, rows) for part in parts]
+
+
+def read_norms(
+    parts: Sequence[EventRecord],
+) -> tuple[tuple[tuple[Any, ...], ...], list[tuple[int, float]]] | None:
+    """The norms of parts that hold nothing else: one copy to the host per device.
+
+    Returns:
+        For each part, what each of its readings is (None where there is none): equal for events that differ in their
+        norms only.  And numel and norm of all readings, in that order.  None where there is more than norms.
+    """
+    for part in parts:
+        part.finish()
+        if part.failures or part.channels or part.placed:
+            return None
+    rows = _on_host(parts)
+    batches: dict[Batch, int] = {}
+    layouts: list[tuple[Any, ...]] = []
+    values: list[tuple[int, float]] = []
+    for part in parts:
+        layout: list[Any] = []
+        for reading in part.readings:
+            if reading is None:
+                layout.append(None)
+                continue
+            source, shape, numel, place = reading
+            key: Any = source
+            if isinstance(source, Norms):
+                key = batches.setdefault(source, len(batches))
+            elif isinstance(source, Batch) or source[1] not in _NORMS:
+                return None
+            value = rows[_place(part, source)][place]
+            values.append((numel, value**0.5 if not isinstance(source, Batch) and source[1] == "square" else value))
+            layout.append((key, shape, place))
+        layouts.append(tuple(layout))
+    return tuple(layouts), values

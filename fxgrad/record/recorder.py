@@ -19,7 +19,7 @@ from fxgrad.record.events import Event, Events
 from fxgrad.record.full import is_staged, write_any_norm, write_bins, write_full
 from fxgrad.record.hooks import FullHook, Hook, norm_of_float32, norm_of_half, write_fast
 from fxgrad.record.library import library
-from fxgrad.record.loss import ops_of_the_loss
+from fxgrad.record.loss import look_at_the_loss
 from fxgrad.record.native import SEVERAL, Written, unpack
 from fxgrad.record.owners import Owner, Parameters
 from fxgrad.record.parked import Parking
@@ -34,9 +34,10 @@ from fxgrad.torch_support.private import (
     without_dispatch_modes,
 )
 from fxgrad.torch_support.private_passes import keeps_graph
+from fxgrad.torch_support.shards import is_sharded, local_part, placement_of
 
 if TYPE_CHECKING:
-    from fxgrad.schema import GradientFlow, Level
+    from fxgrad.schema import GradientFlow, Level, Placement
 
 CLEARED = "torch cleared our hook when the first hook in Python was registered on the parameter"
 HISTORY = 128  # finished events kept; the facts of a ResNet-50 event take about 40 KB
@@ -52,7 +53,7 @@ class Part:
     at level ``full``.  ``quick``: what a hook does by itself is seen by nobody.  ``sources`` are the buffers that the
     readings are in, besides the batches of the event.
     ``channels``: by site, the dimension of its units and the l2 norm of each unit's gradient.  ``native``: what C++
-    hooks wrote, of which ``readings`` do not know yet.
+    hooks wrote, of which ``readings`` do not know yet.  ``placed``: how gradients lie that are spread over ranks.
     """
 
     event: BackwardEvent
@@ -66,18 +67,16 @@ class Part:
     sources: set[BufferKey] = field(default_factory=set)
     channels: dict[int, tuple[int, Tensor]] = field(default_factory=dict)
     native: list[Written] = field(default_factory=list)
+    placed: dict[int, Placement] = field(default_factory=dict)
 
 
 @dataclass(slots=True, eq=False)
 class BackwardEvent(Event):
-    """One run of the backward pass, and what it wrote.
-
-    ``keeps_graph``: with ``retain_graph=True``; ``in_sight``: the exceptions that were there before it.
-    """
+    """One run of the backward pass, and what it wrote."""
 
     parked: Parking = field(kw_only=True)
-    keeps_graph: bool = False
-    in_sight: tuple[int, ...] = ()
+    keeps_graph: bool = False  # with ``retain_graph=True``
+    in_sight: tuple[int, ...] = ()  # the exceptions that were there before it
     parts: dict[Any, Part] = field(default_factory=dict)
     pages: dict[torch.dtype, Page] = field(default_factory=dict)
 
@@ -100,6 +99,7 @@ class EventRecord:
     parameters: EventRecord | None = None
     channels: dict[int, int] = field(default_factory=dict)
     native: list[Written] = field(default_factory=list)
+    placed: dict[int, Placement] = field(default_factory=dict)
     raised: Raised | None = None
     freed: bool = False
     flow: GradientFlow | None = None
@@ -114,16 +114,6 @@ class EventRecord:
                 self.readings[index] = (self.usual, reading, reading.numel(), index)
             elif reading is not None and isinstance(reading[0], Batch) and reading[0].result is None:
                 self.failures[index] = reading[0].error or "the batch that it was in was never reduced"
-
-
-def _look_at_the_loss(forward_record: Any) -> None:
-    """A backward pass comes to a forward call: the first time for its graph, what the loss did with its outputs."""
-    call_graph, end = getattr(forward_record, "call_graph", None), getattr(forward_record, "end", None)
-    if call_graph is None or end is None or call_graph.loss is not None:
-        return
-    call_graph.loss = ()
-    with contextlib.suppress(Exception):  # the user's backward must go on
-        call_graph.loss = ops_of_the_loss(end)
 
 
 class Recorder(Events[BackwardEvent]):
@@ -173,7 +163,7 @@ class Recorder(Events[BackwardEvent]):
                 return
         try:
             with without_dispatch_modes():
-                reading = part.readings[index] = self._write(part, owner, index, gradient)
+                reading = part.readings[index] = self._write_own(part, owner, index, gradient)
             if not isinstance(reading[0], Batch):
                 part.sources.add(reading[0])
         except Exception as error:  # noqa: BLE001  # the user's backward must go on, whatever the gradient is
@@ -198,6 +188,15 @@ class Recorder(Events[BackwardEvent]):
             )
             part.channels[index] = axis, norms
 
+    def _write_own(self, part: Part, owner: Owner, index: int, gradient: Tensor) -> Reading:
+        """What this rank has of a gradient; nearly always, all of it."""
+        if not is_sharded(gradient):
+            return self._write(part, owner, index, gradient)
+        part.placed[index] = placement_of(gradient)
+        with torch.no_grad():
+            reading = self._write(part, owner, index, local_part(gradient))
+        return reading[0], gradient.shape, *reading[2:]
+
     def _write(self, part: Part, owner: Owner, index: int, gradient: Tensor) -> Reading:
         if functorch_active():
             message = "a torch.func transform is running, whose gradients have no storage to reduce"
@@ -220,7 +219,7 @@ class Recorder(Events[BackwardEvent]):
                 write_square(values, slots[index])
             else:
                 write_any_norm(values, slots[index], self.library)
-            part.slots.learn(index, key, values.dtype if values is gradient else None)
+            part.slots.learn(index, key, values.dtype if values is gradient and index not in part.placed else None)
         return key, gradient.shape, gradient.numel(), index
 
     def _park(self, part: Part, owner: Owner, index: int, gradient: Tensor) -> Reading | None:
@@ -241,7 +240,8 @@ class Recorder(Events[BackwardEvent]):
         if bins:
             part.sources.add((reading[0][0], "histogram"))
         elif self.library is not None and self.level == "full":
-            part.slots.learn(index, reading[0], gradient.dtype if gradient.layout is torch.strided else None)
+            alone = gradient.layout is torch.strided and index not in part.placed
+            part.slots.learn(index, reading[0], gradient.dtype if alone else None)
         return reading
 
     def _page(self, part: Part, dtype: torch.dtype, *, quick: bool) -> Page:
@@ -279,7 +279,7 @@ class Recorder(Events[BackwardEvent]):
         free = self._free[kind]
         part = event.parts[owner] = Part(event, free.pop() if free else Slots(self._impatient[kind]), [])
         if not kind:
-            _look_at_the_loss(owner)
+            look_at_the_loss(owner)
         return part
 
     def native_begins(self, owner: Owner, written: Written) -> bool:
@@ -337,6 +337,7 @@ class Recorder(Events[BackwardEvent]):
         return BackwardEvent(number, thread, parked=parked, keeps_graph=keeps_graph(), in_sight=marks())
 
     def _began(self, event: BackwardEvent) -> None:
+        self.parameters.begins()
         if self.began is not None:
             self.began(event.number)
 
@@ -395,5 +396,5 @@ class Recorder(Events[BackwardEvent]):
             written.close()
         return EventRecord(
             owner, part.event.number, buffers, part.readings, part.failures, slots.usual, channels=axes,
-            native=part.native,
+            native=part.native, placed=part.placed,
         )  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -59,12 +60,25 @@ class Scales:
     def read(self) -> tuple[Reading, ...]:
         """The readings so far, oldest first; copied to the host once for all of them."""
         if not self._read and self._noted:
-            ring = [] if self._ring is None else self._ring.tolist()
-            off = None if self.scaler.is_enabled() else 1.0  # a scaler that is switched off multiplies by nothing
-            self._read = tuple(
-                Reading(event, calls, off if place is None else ring[place]) for event, calls, place in self._noted
-            )
+            self._read = self._readings(self._ring, self._noted)
         return self._read
+
+    def _readings(self, ring: Tensor | None, noted: Iterable[tuple[int, int, int | None]]) -> tuple[Reading, ...]:
+        scales = [] if ring is None else ring.tolist()
+        off = None if self.scaler.is_enabled() else 1.0  # a scaler that is switched off multiplies by nothing
+        return tuple(Reading(event, calls, off if place is None else scales[place]) for event, calls, place in noted)
+
+    def kept(self, calls: int) -> Callable[[], tuple[Reading, ...]]:
+        """Readings and the scale as they are now, for another thread to copy to the host, once."""
+        noted = tuple(self._noted)
+        scale = loss_scale_of(self.scaler) if self.scaler.is_enabled() else None
+        with torch.no_grad():
+            ring, now = (None if one is None else one.detach().clone() for one in (self._ring, scale))
+
+        def read() -> tuple[Reading, ...]:
+            return (*self._readings(ring, noted), Reading(-1, calls, None if now is None else float(now)))
+
+        return read
 
     def present(self, calls: int) -> Reading:
         """The scale now, as if a further event began.  Copies one number to the host."""

@@ -7,7 +7,7 @@ hooks, which work under ``torch.compile`` as they do without.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +27,6 @@ from fxgrad.record.statistics import accumulator, dense
 
 if TYPE_CHECKING:
     from fxgrad.record.owners import Owner
-    from fxgrad.schema import GradientFlow
 
 
 @dataclass(slots=True, eq=False)
@@ -44,13 +43,13 @@ class SlotEvent(Event):
 
 @dataclass(slots=True, eq=False)
 class EventRuns:
-    """A finished event; ``flows``: what was made of it when it was first read."""
+    """A finished event; ``parts``: what was made of it when it was first read, a forward call each, with its flow."""
 
     number: int
     runs: list[tuple[Any, Tensor]]
     parameters: EventRecord | None
     raised: Raised | None = None
-    flows: list[GradientFlow] | None = None
+    parts: list[EventRecord] | None = None
 
 
 class SlotRecorder(Events[SlotEvent]):
@@ -61,6 +60,8 @@ class SlotRecorder(Events[SlotEvent]):
         self.on = True
         self.history: deque[EventRuns] = deque(maxlen=HISTORY)
         self.parameters = Parameters()
+        self.began: Callable[[int], None] | None = None
+        self.ended: Callable[[EventRuns], None] | None = None
         self.escalated: set[int] = set()
         self._impatient: set[int] = set()  # parameters whose gradients somebody changes during the backward pass
         self._library = library()
@@ -118,6 +119,10 @@ class SlotRecorder(Events[SlotEvent]):
         event.slots.impatient = self._impatient
         return event
 
+    def _began(self, event: SlotEvent) -> None:
+        if self.began is not None:
+            self.began(event.number)
+
     def close_events(self) -> None:
         """As of all events."""
         self._library = library()
@@ -137,7 +142,10 @@ class SlotRecorder(Events[SlotEvent]):
                     readings=event.readings, failures=event.failures, usual=None,
                 )  # fmt: skip
             raised = Raised(exception_since(event.in_sight)) if event.raised else None
-            self.keep(EventRuns(event.number, event.runs, own, raised))
+            kept = EventRuns(event.number, event.runs, own, raised)
+            self.keep(kept)
+        if self.ended is not None:
+            self.ended(kept)
 
 
 def event_record_of(run: Any, gradient: Tensor, facts: SlotFacts) -> EventRecord:

@@ -81,6 +81,8 @@ class Step:
         for rows, buffer in self.measured:
             for row, (before, change, left, lost, active) in zip(rows, buffer.tolist(), strict=True):
                 group = self.layout.groups[row]
+                if row in self.layout.silent:
+                    continue
                 decays = self.settings[group].decays and not self.layout.parameters[row].is_complex()
                 found[id(self.layout.parameters[row])] = Update(
                     change, before, *numbers[group],
@@ -143,7 +145,7 @@ class Updates:
         self._first = 0
         self._events = events
         self._wanted = wanted
-        self._copies: list[Tensor] = []
+        self._copies: list[Tensor | None] = []
         self._measures = False  # whether the step that runs is one to be measured
         self._settings: list[Settings] = []
         self._gradient: Tensor | None = None

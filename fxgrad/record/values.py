@@ -18,8 +18,9 @@ from fxgrad.record.recorder import EventRecord
 from fxgrad.record.slots import BufferKey, Reading, Slots
 from fxgrad.record.staging import LARGEST, Batch, Page
 from fxgrad.record.statistics import columns, without_gaps
-from fxgrad.schema import Level
+from fxgrad.schema import Level, Placement
 from fxgrad.torch_support.private import storage_of, version_of
+from fxgrad.torch_support.shards import is_sharded, local_part, placement_of
 
 
 class Units(NamedTuple):
@@ -44,12 +45,13 @@ class _Latest(NamedTuple):
 class _Taken:
     """Slots and readings of one kind of tensors."""
 
-    __slots__ = ("failures", "readings", "slots", "sources")
+    __slots__ = ("failures", "placed", "readings", "slots", "sources")
 
     def __init__(self, slots: Slots) -> None:
         self.slots = slots
         self.readings: list[Reading | None] = []
         self.failures: dict[int, str] = {}
+        self.placed: dict[int, Placement] = {}
         self.sources: set[BufferKey] = set()
 
 
@@ -162,6 +164,8 @@ class ForwardValues:
         self._extend(taken, index)
         try:
             taken.readings[index] = self._write(memory, taken, index, _plain(tensor))
+            if is_sharded(tensor):
+                taken.placed[index] = placement_of(tensor)
         except Exception as error:  # noqa: BLE001  # the user's forward must go on, whatever the value is
             taken.readings[index] = None
             taken.failures[index] = f"{type(error).__name__}: {error}".splitlines()[0]
@@ -214,7 +218,7 @@ def _plain(tensor: Tensor) -> Tensor:
     if tensor.is_meta:
         message = "a meta tensor has no entries"
         raise NotImplementedError(message)
-    value = tensor.detach()
+    value = local_part(tensor.detach())
     if value.is_nested:
         value = value.values()
     # A kernel reads memory: bits that say "conjugated" or "negated" mean nothing to it.
@@ -224,4 +228,4 @@ def _plain(tensor: Tensor) -> Tensor:
 def _keep(taken: _Taken, batches: list[Batch]) -> EventRecord:
     buffers: dict[Any, Tensor] = {key: taken.slots.buffers[key].clone() for key in taken.sources}
     buffers.update({batch: batch.result for batch in batches if batch.result is not None})
-    return EventRecord(None, 0, buffers, taken.readings, taken.failures, None)
+    return EventRecord(None, 0, buffers, taken.readings, taken.failures, None, placed=taken.placed)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fxgrad.graph import backward_order
+from fxgrad.render.ranks import spread_line
 from fxgrad.render.report import text_width
 from fxgrad.render.scale import scale_of
 from fxgrad.render.words import look_of, norm_words, number, printable, rewritten_words, shape_words, short_source
@@ -34,6 +35,8 @@ def site_text(site: Site) -> str:
         lines.append(rewritten_words(site, "l2_norm"))
     if site.value is not None:
         lines.append(f"value: l2_norm {norm_words(site.value, 'l2_norm')}, rms {number(site.value.rms)}")
+    if site.spread is not None:
+        lines.append(spread_line(site.spread))
     return "\n".join(map(printable, lines))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from fxgrad.render.boxes import boxes_of
+from fxgrad.render.boxes import READABLE, boxes_of
 from fxgrad.render.cards import NAME_SIZE, PAD, WORD_SIZE, Card, cell_place, make_card
 from fxgrad.render.changes import Changes
 from fxgrad.render.columns import Layout, Pair, Parts, Path, Room, arrange
@@ -22,7 +22,9 @@ from fxgrad.schema import Edge, GradientFlow
 __all__ = ["draw"]
 
 _SCREEN = Room(1400, 900)
-_MARGIN = 18.0
+_FEWER = (34, 28, 23, 18, 14)  # boxes at most, where what is ``READABLE`` doesn't fit
+_MARGIN = 17.0
+_ROOM = Room(_SCREEN.width - PANEL - 3 * _MARGIN - 10, _SCREEN.height - 2 * _MARGIN - 8)
 _USES = 10  # uses that the tooltip of one edge lists
 _PLAIN = 1.5  # decades around the neutral size within which a line has no colour
 _DARK = 2.0  # decades from which a colour is dark enough for a line
@@ -36,17 +38,28 @@ def draw(flow: GradientFlow, options: PictureOptions, before: GradientFlow | Non
 
     With ``before``, colours mean what became of each gradient since that flow.
     """
-    return _Picture(flow, options, before).draw()
+    picture = _Picture(flow, options, before)
+    layout = picture.layout()
+    for readable in _FEWER if options.depth is None else ():
+        if layout is None or picture.fit(layout) >= 1:
+            break
+        smaller = _Picture(flow, options, before, readable)
+        found = smaller.layout() if len(smaller.boxes) < len(picture.boxes) else None
+        if found is not None and smaller.fit(found) > picture.fit(layout):
+            picture, layout = smaller, found
+    return None if layout is None else picture.drawn(layout)
 
 
 class _Picture:
     """A flow on its way to SVG."""
 
-    def __init__(self, flow: GradientFlow, options: PictureOptions, before: GradientFlow | None = None) -> None:
+    def __init__(
+        self, flow: GradientFlow, options: PictureOptions, before: GradientFlow | None, readable: int = READABLE
+    ) -> None:  # fmt: skip
         self.flow, self.options, self.norm = flow, options, options.norm
         self.theme = THEMES[options.theme]
         self.size = scale_of(flow, options.norm, options.scale)
-        self.boxes, self.number = boxes_of(flow, options.depth, fold=options.fold)
+        self.boxes, self.number = boxes_of(flow, options.depth, fold=options.fold, readable=readable)
         self.uses: dict[Pair, list[Edge]] = {}
         for edge in flow.edges:
             ends = self.number[edge.producer], self.number[edge.consumer.key]
@@ -66,10 +79,8 @@ class _Picture:
         self.split = {tail for tail, count in heads.items() if count > 1}
         self.pen = Pen(self.theme)
 
-    def draw(self) -> str | None:
-        layout = self._layout()
-        if layout is None:
-            return None
+    def drawn(self, layout: Layout) -> str:
+        """The picture with this layout, and the panel beside it."""
         self.pen.left = self.pen.top = _MARGIN
         height = panel(self.pen, self.flow, self.options.findings, self._legend())
         self.pen.left = left = 2 * _MARGIN + PANEL + 10
@@ -85,14 +96,18 @@ class _Picture:
         whole = max(height, layout.height) + 2 * _MARGIN + 8
         return self.pen.document(left + layout.width + _MARGIN, whole, f"Gradient flow of {self.flow.capture.model}")
 
-    def _layout(self) -> Layout | None:
+    def fit(self, layout: Layout) -> float:
+        """How much larger than the layout the screen is."""
+        return min(_ROOM.width / layout.width, _ROOM.height / layout.height)
+
+    def layout(self) -> Layout | None:
+        """Where the boxes go."""
         sizes = [(card.width, card.height) for card in self.cards]
         containers = [box.container for box in self.boxes]
-        room = Room(_SCREEN.width - PANEL - 3 * _MARGIN - 10, _SCREEN.height - 2 * _MARGIN - 8)
         if self.options.direction == "down":
-            return arrange(Parts(sizes, containers, tuple(self.uses)), room)
+            return arrange(Parts(sizes, containers, tuple(self.uses)), _ROOM)
         turned = [(height, width) for width, height in sizes]
-        found = arrange(Parts(turned, containers, tuple(self.uses), turned=True), Room(room.height, room.width))
+        found = arrange(Parts(turned, containers, tuple(self.uses), turned=True), Room(_ROOM.height, _ROOM.width))
         return None if found is None else _turned(found)
 
     def _legend(self) -> Legend:

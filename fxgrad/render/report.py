@@ -13,6 +13,7 @@ from rich.text import Text
 
 from fxgrad.render.findings import at, finding_lines, rich_text
 from fxgrad.render.profile import profile
+from fxgrad.render.ranks import rank_lines
 from fxgrad.render.verdict import verdict
 from fxgrad.render.words import blind_counts, printable, rewritten_counts
 from fxgrad.schema import Diagnosis, Finding, GradientFlow, NormWord
@@ -90,7 +91,7 @@ def report_text(report: Report, width: int | None = None) -> str:
 
 
 def _facts(flow: GradientFlow) -> Sequence[str]:
-    lines = [f"loss: {flow.event.loss}"]
+    lines = [f"loss: {flow.event.loss}", *rank_lines(flow)]
     blind = blind_counts(flow)
     if blind:
         lines.append(f"without a gradient: {blind}")

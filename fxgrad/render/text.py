@@ -6,7 +6,8 @@ import math
 from collections.abc import Container, Iterable, Sequence
 from io import StringIO
 
-from rich.console import Console
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
@@ -15,6 +16,7 @@ from fxgrad.graph import backward_order, ratios
 from fxgrad.render.findings import severity_counts
 from fxgrad.render.marks import drops_to_mark, findings_from, nodes_blamed, ranked
 from fxgrad.render.palette import text_colour
+from fxgrad.render.profile import short_middle
 from fxgrad.render.report import text_width
 from fxgrad.render.scale import Size, scale_of
 from fxgrad.render.words import (
@@ -34,6 +36,9 @@ from fxgrad.render.words import (
 from fxgrad.schema import Diagnosis, Finding, GradientFlow, NormWord, Site
 
 _BAR = 12
+_AROUND = 3  # of each column: a border and the space at both sides
+_GIVE_WAY = (6, 5, 3, 1, 4)  # columns, the first to go first: source, zeros, log scale, shape, ratio
+_NAME = 20  # columns that a name gets before others give way
 _DECADES = 2.0  # a bar that is shorter than this is stretched to it, or round-off would look like a fault
 _REWRITTEN = 10  # rows for edges, and for parameters, that rules act on
 _STYLES = {
@@ -46,7 +51,31 @@ _STYLES = {
 
 
 class FlowTable(Table):
-    """A rich table that reads as a table wherever it is printed."""
+    """A rich table that reads as a table wherever it is printed: on a narrow screen it leaves columns out.
+
+    A row of a value is one line.  Its name gives way first, in the middle, then the columns of ``_GIVE_WAY``.
+    """
+
+    sites = 0  # rows of values, at the top
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """The table in the room that there is."""
+        wide = [max(map(_width, [column.header, *column.cells])) for column in self.columns]
+        rest = {n: width + _AROUND for n, width in enumerate(wide) if n}
+        room = options.max_width - 1 - _AROUND  # of the names
+        gone = [n for n in _GIVE_WAY if sum(rest.values()) + min(wide[0], _NAME) > room and rest.pop(n)]
+        name = max(1, min(wide[0], room - sum(rest.values())))
+        words = ", ".join(str(self.columns[n].header) for n in sorted(gone))
+        caption = Text.assemble(self.caption or "", f"; no room for: {words}" if gone else "")
+        shown = Table(title=self.title, caption=caption, expand=False)
+        for n in (0, *rest):
+            column = self.columns[n]
+            shown.add_column(column.header, justify=column.justify, overflow="fold", width=wide[n] if n else name)
+        listed = [list(self.columns[n].cells) for n in (0, *rest)]
+        for n, (row, cells) in enumerate(zip(self.rows, zip(*listed, strict=True), strict=True)):
+            first = _shortened(cells[0], name) if n < self.sites else cells[0]
+            shown.add_row(first, *cells[1:], style=row.style, end_section=row.end_section)
+        yield from console.render(shown, options)
 
     def __str__(self) -> str:
         """The table as plain text, as wide as the terminal."""
@@ -103,8 +132,23 @@ def table(
         culprit = [_text(f"<- {word}", "bold magenta") for word in marks.get(site.id, [])]
         cells = (*map(_text, words[0]), bar, *map(_text, words[1]))
         result.add_row(Text("\n").join([name, *culprit]), *cells, style=style)
+    result.sites = len(shown)
     _add_rewritten(result, flow, norm)
     return result
+
+
+def _width(cell: object) -> int:
+    return max(map(cell_len, str(cell).splitlines()), default=0)
+
+
+def _shortened(cell: RenderableType, room: int) -> RenderableType:
+    """A cell whose lines lack their middle where they are longer than ``room``."""
+    if not isinstance(cell, Text) or _width(cell) <= room:
+        return cell
+    lines = cell.split()
+    return Text("\n").join(
+        line if cell_len(line.plain) <= room else Text(short_middle(line.plain, room), line.style) for line in lines
+    )
 
 
 def _add_columns(table: Table, norm: NormWord) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 
 from fxgrad.schema import Edge, GradientFlow, Node, Site
 
-__all__ = ["Column", "Fixed", "Parts", "columns", "filled", "prototype", "split"]
+__all__ = ["Column", "Fixed", "Parts", "columns", "filled", "prototype", "split", "taken"]
 
 #: What tells of the program and not of a step: never taken apart.
 _FIXED = frozenset({"Node", "BlindSpot", "ModuleCall", "CaptureReport", "Failure", "LossOp", "Consumer"})
@@ -87,12 +87,12 @@ def split(flow: GradientFlow, fixed: Fixed | None = None) -> Parts:
     signature: list[Any] = [call_graph.fixed(flow)]
     for value, (name, kind) in zip(call_graph.inner(flow), call_graph.nested, strict=True):
         if kind != "records":
-            signature.append(None if value is None else _taken(value, numbers, ragged))
+            signature.append(None if value is None else taken(value, numbers, ragged))
             continue
         before = known.get(name)
         if before is None or before[0] is not value:
             count = len(numbers) + len(ragged)
-            before = value, tuple([_taken(one, numbers, ragged) for one in value])
+            before = value, tuple([taken(one, numbers, ragged) for one in value])
             if len(numbers) + len(ragged) == count:
                 known[name] = before
         signature.append(before[1])
@@ -206,7 +206,7 @@ def _has_numbers(kind: type) -> bool:
 # ---- apart, and together ----------------------------------------------------------------------------------------
 
 
-def _taken(record: Any, numbers: array[float], ragged: Ragged) -> tuple[Any, ...]:
+def taken(record: Any, numbers: array[float], ragged: Ragged) -> tuple[Any, ...]:
     """The signature of a record; its numbers go to the end of ``numbers``."""
     call_graph = _plan(type(record))
     signature = [call_graph.fixed(record), _put(call_graph.numbers(record), numbers)]
@@ -214,9 +214,9 @@ def _taken(record: Any, numbers: array[float], ragged: Ragged) -> tuple[Any, ...
         if value is None:
             signature.append(None)
         elif kind == "record":
-            signature.append(_taken(value, numbers, ragged))
+            signature.append(taken(value, numbers, ragged))
         elif kind == "records":
-            signature.append(tuple([_taken(one, numbers, ragged) for one in value]))
+            signature.append(tuple([taken(one, numbers, ragged) for one in value]))
         elif kind == "ragged":
             ragged.append(value)
         else:

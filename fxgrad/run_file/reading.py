@@ -17,10 +17,10 @@ from fxgrad.plain import from_plain
 from fxgrad.run_file.blocks import block_entry, chunk_id
 from fxgrad.run_file.numbers import filled
 from fxgrad.run_file.packing import column, from_row, unpacked
+from fxgrad.run_file.structures import patched, read
 from fxgrad.run_file.tables import open_to_read, told
 from fxgrad.schema import Finding, FlowSeries, GradientFlow, Series
 from fxgrad.series import check_statistic, evenly, no_flow, place_of
-from fxgrad.store import from_json
 
 __all__ = ["Run", "Session", "open_run"]
 
@@ -134,8 +134,11 @@ class Run(FlowSeries):
 
     def _structure(self, number: int) -> tuple[GradientFlow, int]:
         """A flow without its numbers, and its layout."""
-        layout, text = self._one("SELECT layout, flow FROM structures WHERE id=?", number)
-        return from_json(unpacked(text), str(self.path)), layout
+        layout, base, packed = self._one("SELECT layout, base, flow FROM structures WHERE id=?", number)
+        text = unpacked(packed)
+        if base is not None:
+            text = patched(text, unpacked(self._one("SELECT flow FROM structures WHERE id=?", base)[0]))
+        return read(text), layout
 
     # ---- series ------------------------------------------------------------------------------------------------
 

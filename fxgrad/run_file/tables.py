@@ -8,10 +8,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from fxgrad.errors import RunFileError
+from fxgrad.store import VERSION as FLOW_VERSION
 
 __all__ = ["BLOCK", "VERSION", "open_to_read", "open_to_write", "told"]
 
-#: Of the tables below; what is in a structure has the version of ``fxgrad.store``.
+#: Of the tables below; the flows in them have the version of ``fxgrad.store``.
 VERSION = 1
 #: Steps whose numbers lie together, column by column.
 BLOCK = 256
@@ -19,10 +20,11 @@ BLOCK = 256
 _MARK = 0x66786772  # "fxgr": SQLite's application_id, by which we know our own
 _WAIT = 10.0  # seconds, for a reader that holds the file
 _TABLES = """
-CREATE TABLE sessions(first INTEGER PRIMARY KEY, started TEXT NOT NULL, model TEXT NOT NULL DEFAULT '');
+CREATE TABLE about(name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE sessions(first INTEGER PRIMARY KEY, started TEXT NOT NULL, model TEXT NOT NULL);
 CREATE TABLE layouts(id INTEGER PRIMARY KEY, digest BLOB NOT NULL UNIQUE, names BLOB NOT NULL);
 CREATE TABLE structures(
-    id INTEGER PRIMARY KEY, digest BLOB NOT NULL UNIQUE, layout INTEGER NOT NULL, flow BLOB NOT NULL);
+    id INTEGER PRIMARY KEY, digest BLOB NOT NULL UNIQUE, layout INTEGER NOT NULL, base INTEGER, flow BLOB NOT NULL);
 CREATE TABLE flows(
     id INTEGER PRIMARY KEY, step INTEGER NOT NULL, forward INTEGER NOT NULL, structure INTEGER NOT NULL, ragged BLOB,
     numbers BLOB, block INTEGER, place INTEGER, UNIQUE(step, forward));
@@ -55,7 +57,7 @@ def _make_or_check(file: sqlite3.Connection, path: Path) -> None:
         file.execute(f"PRAGMA application_id={_MARK}")
         file.execute(f"PRAGMA user_version={VERSION}")
         file.execute("PRAGMA journal_mode=WAL")
-        file.executescript(f"BEGIN;{_TABLES}COMMIT;")
+        file.executescript(f"BEGIN;{_TABLES}INSERT INTO about VALUES ('flow', {FLOW_VERSION});COMMIT;")  # noqa: S608
     else:
         _check(file, path)
         file.execute("PRAGMA journal_mode=WAL")
@@ -97,11 +99,19 @@ def _check(file: sqlite3.Connection, path: Path) -> None:
     if file.execute("PRAGMA application_id").fetchone()[0] != _MARK:
         message = f"{path} is no run file, but another database. Name another place for the run file."
         raise RunFileError(message)
-    version = file.execute("PRAGMA user_version").fetchone()[0]
-    if version > VERSION:
-        message = f"{path} has version {version}, newer than {VERSION}, which this fxgrad reads. Upgrade fxgrad."
-        raise RunFileError(message)
+    _check_version(path, file.execute("PRAGMA user_version").fetchone()[0], VERSION)
+    found = file.execute("SELECT value FROM about WHERE name='flow'").fetchone()
+    _check_version(path, -1 if found is None else found[0], FLOW_VERSION)
     file.execute("SELECT max(id) FROM flows").fetchone()  # finds a file that was cut off
+
+
+def _check_version(path: Path, version: int, ours: int) -> None:
+    if version > ours:
+        message = f"{path} has version {version}, newer than {ours}, which this fxgrad reads. Upgrade fxgrad."
+        raise RunFileError(message)
+    if version < ours:
+        message = f"{path} has version {version}, from before the first release. Start a new run file."
+        raise RunFileError(message)
 
 
 @contextmanager

@@ -7,7 +7,8 @@ import hashlib
 import json
 import math
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple, replace
 from pathlib import Path
@@ -21,9 +22,10 @@ from fxgrad.plain import plain
 from fxgrad.run_file.blocks import fold, thin
 from fxgrad.run_file.numbers import Fixed, columns, prototype, split
 from fxgrad.run_file.packing import packed, row
+from fxgrad.run_file.structures import difference, whole
 from fxgrad.run_file.tables import BLOCK, open_to_write, told
 from fxgrad.schema import Finding, GradientFlow
-from fxgrad.store import strict_json, to_json
+from fxgrad.store import strict_json
 
 __all__ = ["EVERY", "Keep", "RunFile", "checked_keep"]
 
@@ -31,7 +33,7 @@ __all__ = ["EVERY", "Keep", "RunFile", "checked_keep"]
 Keep = tuple[int, int] | None
 #: Of the flows before the ones that are kept whole, where only their number was given.
 EVERY = 100
-_REMEMBERED = 16  # structures that are known without a look into the file
+_REMEMBERED = 64  # structures that are known without a look into the file
 
 
 def checked_keep(keep: Any) -> Keep:
@@ -69,7 +71,9 @@ class RunFile:
         last = file.execute("SELECT max(step) FROM flows").fetchone()[0]
         self._first = 0 if last is None else last + 1
         self._begun = False
+        self.structure = 0  # of the flow that was appended last
         self._fixed: Fixed = {}
+        self._base: tuple[int, GradientFlow] | None = None
         self._known: dict[tuple[Any, ...], int] = {}
 
     @classmethod
@@ -125,13 +129,32 @@ class RunFile:
         flow = replace(flow, event=replace(flow.event, backward=step))
         with self._writing():
             self._begin_session(flow.capture.model)
-            last = self._put(step, flow)
+            self._put(step, flow)
             self._put_notes(step, notes or {})
             self._put_findings(step, findings)
-            if last % BLOCK == 0:
-                fold(self._file, last)
-                if self._keep is not None:
-                    thin(self._file, last, *self._keep)
+        return step
+
+    def repeat(
+        self, structure: int, numbers: array[float], event: tuple[int, int], notes: Mapping[str, float] | None = None
+    ) -> int:  # fmt: skip
+        """Write a flow that differs from one written before in its numbers only.
+
+        Args:
+            structure: of that one, as ``structure`` was behind its ``append``.
+            numbers: what ``split`` would give of the flow, with the step as its ``backward``.
+            event: numbers of its backward pass and of its forward call.
+            notes: as for ``append``.
+
+        Returns:
+            Its step.
+
+        Raises:
+            RunFileError: as ``append``.
+        """
+        step = self._first + event[0]
+        with self._writing():
+            self._put_row(step, event[1], structure, numbers)
+            self._put_notes(step, notes or {})
         return step
 
     def note(self, step: int, notes: Mapping[str, float]) -> None:
@@ -143,14 +166,16 @@ class RunFile:
         with self._writing():
             self._put_notes(step, notes)
 
-    def found(self, step: int, findings: Iterable[Finding]) -> None:
-        """Write findings of a step; the same for ``step``.
+    def found(self, findings: Iterable[Finding], step: int) -> None:
+        """Write findings, each at the step that it is about, or else at ``step`` of the file.
 
         Raises:
             RunFileError: they cannot be written.
         """
         with self._writing():
-            self._put_findings(step, findings)
+            for finding in findings:
+                own = finding.backward
+                self._put_findings(step if own is None else self._first + own, [finding])
 
     def close(self) -> None:
         """Let go of the file.  May be called twice."""
@@ -168,7 +193,8 @@ class RunFile:
                 yield
                 self._file.execute("COMMIT")
             except BaseException:
-                self._known.clear()  # ids of structures that are not there any more
+                self._known.clear()  # what was written of structures is not there any more
+                self._base = None
                 if self._file.in_transaction:
                     self._file.execute("ROLLBACK")
                 raise
@@ -179,8 +205,8 @@ class RunFile:
             self._file.execute("INSERT OR REPLACE INTO sessions VALUES (?, ?, ?)", (self._first, now, model))
             self._begun = True
 
-    def _put(self, step: int, flow: GradientFlow) -> int:
-        """Write the flow's row; the number of it."""
+    def _put(self, step: int, flow: GradientFlow) -> None:
+        """Write the flow's row, and its structure where that is new."""
         parts = split(flow, self._fixed)
         structure = self._known.get(parts.signature)
         if structure is None:
@@ -188,31 +214,50 @@ class RunFile:
             while len(self._known) >= _REMEMBERED:
                 del self._known[next(iter(self._known))]
             self._known[parts.signature] = structure
-        ragged = packed(parts.ragged) if any(parts.ragged) else None
-        self._file.execute("DELETE FROM flows WHERE step=? AND forward=?", (step, flow.event.forward))
+        self.structure = structure
+        self._put_row(step, flow.event.forward, structure, parts.numbers, parts.ragged)
+
+    def _put_row(
+        self, step: int, forward: int, structure: int, numbers: array[float], ragged: Sequence[tuple[int, ...]] = ()
+    ) -> None:  # fmt: skip
+        """Write a row; with the last one of a block, fold that."""
+        self._file.execute("DELETE FROM flows WHERE step=? AND forward=?", (step, forward))
         done = self._file.execute(
             "INSERT INTO flows(step, forward, structure, ragged, numbers) VALUES (?, ?, ?, ?, ?)",
-            (step, flow.event.forward, structure, ragged, row(parts.numbers)),
+            (step, forward, structure, packed(ragged) if any(ragged) else None, row(numbers)),
         )
-        return done.lastrowid or 0
+        last = done.lastrowid or 0
+        if last % BLOCK == 0:
+            fold(self._file, last)
+            if self._keep is not None:
+                thin(self._file, last, *self._keep)
 
     def _structure(self, flow: GradientFlow) -> int:
         """The number of the flow's prototype, which is written if it is new."""
         common = prototype(flow)
-        text = to_json(common)
         names = json.dumps([astuple(column) for column in columns(common)], separators=(",", ":"))
-        layout = self._shared("layouts", names, "names")
-        return self._shared("structures", text, "layout, flow", (layout,))
+        layout = self._shared("layouts", names, {"names": packed(names)})
+        base = None if self._base is None else difference(common, self._base[1])
+        if base is not None and self._base is not None:
+            number = self._base[0]
+            return self._shared("structures", f"{number} {base}", {
+                "layout": layout, "base": number, "flow": packed(base),
+            })  # fmt: skip
+        text = whole(common)
+        number = self._shared("structures", text, {"layout": layout, "flow": packed(text)})
+        self._base = number, common
+        return number
 
-    def _shared(self, table: str, text: str, fields: str, values: tuple[int, ...] = ()) -> int:
+    def _shared(self, table: str, text: str, values: Mapping[str, int | bytes]) -> int:
+        """The number of what has this text, which is written if it is new."""
         digest = hashlib.sha256(text.encode()).digest()
         found = self._file.execute(f"SELECT id FROM {table} WHERE digest=?", (digest,)).fetchone()  # noqa: S608
         if found is not None:
             return int(found[0])
-        marks = ", ".join("?" * (2 + len(values)))
+        marks = ", ".join("?" * (1 + len(values)))
         done = self._file.execute(
-            f"INSERT INTO {table}(digest, {fields}) VALUES ({marks})",  # noqa: S608  # names of ours
-            (digest, *values, packed(text)),
+            f"INSERT INTO {table}(digest, {', '.join(values)}) VALUES ({marks})",  # noqa: S608  # names of ours
+            (digest, *values.values()),
         )
         return done.lastrowid or 0
 

@@ -27,7 +27,9 @@ from fxgrad.schema.failure import Failure, FailureCause
 from fxgrad.schema.findings import RULES, Confidence, Diagnosis, Finding, NotChecked, Severity
 from fxgrad.schema.flow import CaptureReport, EventInfo, GradientFlow, Sink
 from fxgrad.schema.history import FlowSeries, History, Series
-from fxgrad.schema.log import Log, LogEntry
+from fxgrad.schema.log import Log, LogEntry, RunFileReport
+from fxgrad.schema.precision import Fit, Precision, PrecisionRow
+from fxgrad.schema.ranks import OtherCourse, Placement, Ranks, Spread
 from fxgrad.schema.records import (
     BlindSpot,
     Consumer,
@@ -73,6 +75,7 @@ __all__ = [
     "Failure",
     "FailureCause",
     "Finding",
+    "Fit",
     "FlowSeries",
     "FrontEnd",
     "GradientFlow",
@@ -88,20 +91,27 @@ __all__ = [
     "NotChecked",
     "NotRewritten",
     "OptimizerFacts",
+    "OtherCourse",
     "PageThemeWord",
     "PageWords",
     "ParameterRecord",
     "PictureWords",
+    "Placement",
+    "Precision",
+    "PrecisionRow",
+    "Ranks",
     "Reason",
     "RewriteReport",
     "Rewritten",
     "RuleRecord",
+    "RunFileReport",
     "ScaleWord",
     "Series",
     "Severity",
     "Sink",
     "Site",
     "SiteKind",
+    "Spread",
     "Statistics",
     "StepFacts",
     "TableWords",

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fxgrad.presenting import presenter
-from fxgrad.schema.drawing import PictureWords
+from fxgrad.schema.drawing import PageWords, PictureWords
 from fxgrad.schema.findings import Finding
 from fxgrad.schema.flow import GradientFlow
+from fxgrad.schema.history import FlowSeries
 from fxgrad.schema.lines import in_a_line
 from fxgrad.schema.words import NormWord
 
@@ -48,6 +49,8 @@ class Comparison:
         new: findings that only the second one has.
         left: findings of the second flow that the first one has, too.
         removed, added: ids of the sites that only the first or only the second flow has.
+        runs: the two runs, where runs were compared; then ``before`` and ``after`` are their flows of the latest step
+            that both have.
     """
 
     before: GradientFlow
@@ -59,6 +62,7 @@ class Comparison:
     left: tuple[Finding, ...]
     removed: tuple[str, ...] = ()
     added: tuple[str, ...] = ()
+    runs: tuple[FlowSeries, FlowSeries] | None = None
 
     @property
     def worse(self) -> bool:
@@ -72,6 +76,18 @@ class Comparison:
         ``GradientFlow.to_svg``; ``findings`` are those of the second flow unless others are given.
         """
         return presenter().comparison_svg(self, path, options)
+
+    def to_html(self, path: str | Path | None = None, **options: Unpack[PageWords]) -> str:
+        """The interactive page of the second flow, coloured by what became of each gradient, changed most first.
+
+        Of two runs, with a slider over the steps that both have.  Also written to ``path`` if given; options as of
+        ``GradientFlow.to_html``.
+
+        Raises:
+            OptionError: an unknown option or value, or a norm that was not measured.
+            FlowFileError: the file cannot be written.
+        """
+        return presenter().comparison_page(self, path, options)
 
     def __repr__(self) -> str:
         """How many findings are gone, new and left."""

@@ -73,6 +73,7 @@ class Finding:
         consequences: findings that this one explains.
         backward: number of the backward event that it is about.
         docs: the check's page, below ``docs/``; ``fxgrad explain RULE`` prints it.
+        ranks: of a reduced flow, the ranks that it is about; empty where that is all of them or cannot be told.
     """
 
     rule: str
@@ -90,6 +91,7 @@ class Finding:
     consequences: tuple[Finding, ...] = ()
     backward: int | None = None
     docs: str | None = None
+    ranks: tuple[int, ...] = ()
 
     @property
     def source(self) -> str | None:

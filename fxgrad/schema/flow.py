@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from fxgrad.errors import OptionError
 from fxgrad.presenting import presenter
 from fxgrad.schema.drawing import PageWords, PictureWords, TableWords
 from fxgrad.schema.failure import Failure
 from fxgrad.schema.findings import Diagnosis, Finding, NotChecked
 from fxgrad.schema.lines import in_a_line
+from fxgrad.schema.precision import DTYPES, Precision, precision_row
+from fxgrad.schema.ranks import Ranks, path_here
 from fxgrad.schema.records import BlindSpot, Edge, ModuleCall, ModuleFlow, Node, ParameterRecord, Site
+from fxgrad.schema.statistics import Statistics
 from fxgrad.schema.values import BufferRecord, LossOp, OptimizerFacts
 from fxgrad.schema.words import FrontEnd, Level, NormWord, SiteKind
 
@@ -103,6 +107,8 @@ class _Judged:
 class GradientFlow(_Judged):
     """The measured facts of one backward event over the whole graph.  Immutable and comparable.
 
+    A flow that was reduced over the ranks of a distributed run is on all of them; files are written by rank 0 alone.
+
     Attributes:
         nodes: every node that returned a tensor, and the output, in the order in which they ran.
         sites: every floating or complex tensor that a node returned, in that order, measured or not.
@@ -114,6 +120,7 @@ class GradientFlow(_Judged):
         event: which backward event this is.
         buffers: the floating buffers as the forward found them, where forward statistics were asked for.
         optimizer: the optimizer that was given to ``watch``.
+        ranks: of a flow that was reduced over the ranks of a distributed run, what each had to do with it; else None.
     """
 
     nodes: tuple[Node, ...]
@@ -126,6 +133,7 @@ class GradientFlow(_Judged):
     calls: tuple[ModuleCall, ...] = field(default=())
     buffers: tuple[BufferRecord, ...] = ()
     optimizer: OptimizerFacts | None = None
+    ranks: Ranks | None = None
 
     def __iter__(self) -> Iterator[Site]:
         """The sites, in forward order."""
@@ -146,6 +154,49 @@ class GradientFlow(_Judged):
     def modules(self) -> tuple[ModuleFlow, ...]:
         """Gradient in, gradient out and gain of every module call, by full path, in forward order."""
         return presenter().module_flows(self)
+
+    def precision(
+        self, dtypes: Sequence[str] = DTYPES, *, of: Literal["gradients", "parameters", "values"] = "gradients",
+        scale: float | None = None,
+    ) -> Precision:  # fmt: skip
+        """Each gradient against the dtype that it has and those that it could have; prints as a table.
+
+        Exact with ``statistics="histogram"`` for limits that are powers of two, else bounds (``Statistics.fits``).
+
+        Args:
+            dtypes: to ask about.
+            of: the gradients of the values, those of the parameters, or the values themselves (``forward=True``).
+            scale: the loss scale to suppose; None: the one under which the gradients were measured.  Values are
+                multiplied by it as they are.
+
+        Raises:
+            OptionError: a dtype or ``of`` is not known, or the scale is not a positive number.
+        """
+        if of not in ("gradients", "parameters", "values"):
+            message = f"of={of!r} is not known; it is 'gradients', 'parameters' or 'values'"
+            raise OptionError(message)
+        measured = (1.0 if of == "values" else self.event.loss_scale) or 1.0
+        factor = 1.0 if scale is None else scale / measured
+        named: list[tuple[str, str, Statistics | None]]
+        if of == "parameters":
+            named = [(record.name, record.dtype, record.statistics) for record in self.parameters]
+        else:
+            named = [(s.id, s.dtype, s.value if of == "values" else s.statistics) for s in self.sites]
+        return Precision(precision_row(name, dtype, s, dtypes, factor) for name, dtype, s in named if s is not None)
+
+    def unscaled(self) -> GradientFlow:
+        """The same with the loss scale divided out of all norms, sums and extrema, for reading and comparing.
+
+        The flow itself where no scale is known.  Rules judge what was measured: diagnose the flow, not this.
+        """
+        scale = self.event.loss_scale
+        if scale is None or scale == 1.0:
+            return self
+        event = replace(self.event, loss_scale=1.0)
+        return replace(
+            self, event=event, sites=_divided(self.sites, scale), edges=_divided(self.edges, scale),
+            parameters=_divided(self.parameters, scale),
+        )  # fmt: skip
 
     @property
     def diagnosis(self) -> Diagnosis:
@@ -176,11 +227,11 @@ class GradientFlow(_Judged):
 
         ``findings`` are those of this flow unless others are given (those of a series, or ``()`` for none).
         """
-        return presenter().to_dot(self, path, self._with_findings(options))
+        return presenter().to_dot(self, path_here(self.ranks, path), self._with_findings(options))
 
     def to_svg(self, path: str | Path | None = None, **options: Unpack[PictureWords]) -> str:
         """The picture as SVG text, also written to ``path`` if given; options as for ``to_dot``."""
-        return presenter().flow_svg(self, path, self._with_findings(options))
+        return presenter().flow_svg(self, path_here(self.ranks, path), self._with_findings(options))
 
     def to_html(self, path: str | Path | None = None, **options: Unpack[PageWords]) -> str:
         """An interactive page in one file, opened without a network; also written to ``path`` if given.
@@ -192,15 +243,16 @@ class GradientFlow(_Judged):
             FlowFileError: the file cannot be written.
         """
         given = {"findings": self.diagnosis} if options.get("findings") is None else {}
-        return presenter().flow_page(self, path, {**options, **given})
+        return presenter().flow_page(self, path_here(self.ranks, path), {**options, **given})
 
     def to_json(self, path: str | Path | None = None) -> str:
         """Versioned strict JSON, also written to ``path`` if given."""
-        return presenter().to_json(self, path)
+        return presenter().to_json(self, path_here(self.ranks, path))
 
     def to_csv(self, path: str | Path | None = None, *, of: Literal["values", "parameters"] = "values") -> str:
         """A row for each value (or parameter) and a column for each statistic; also written to ``path`` if given."""
         text: str = presenter().to_csv([self], of)
+        path = path_here(self.ranks, path)
         if path is not None:
             presenter().write_whole(Path(path), text)
         return text
@@ -219,7 +271,7 @@ class GradientFlow(_Judged):
         Raises:
             OptionError: matplotlib is not installed, or ``norm`` is unknown or was not measured.
         """
-        return presenter().plot_flow(self, path, norm=norm)
+        return presenter().plot_flow(self, path_here(self.ranks, path), norm=norm)
 
     def table(self, **options: Unpack[TableWords]) -> Table:
         """A rich table in backward order with the drops that matter and the culprits of findings marked."""
@@ -246,6 +298,13 @@ class GradientFlow(_Judged):
     def _repr_html_(self) -> str:
         """What a notebook shows: the picture and the profile, or the words alone where Graphviz is missing."""
         return presenter().notebook_html(self, self.diagnosis)
+
+
+def _divided(records: Sequence[Any], scale: float) -> tuple[Any, ...]:
+    return tuple(
+        record if record.statistics is None else replace(record, statistics=record.statistics.divided(scale))
+        for record in records
+    )
 
 
 class Sink(Protocol):

@@ -19,6 +19,15 @@ RANGES: Mapping[str, tuple[float, float]] = {
     "float32": (2.0**-150, 2.0**128),
 }
 
+#: The largest number of each.
+LARGEST: Mapping[str, float] = {
+    "float8_e4m3fn": 448.0,
+    "float8_e5m2": 57344.0,
+    "float16": 65504.0,
+    "bfloat16": (2.0 - 2.0**-7) * 2.0**127,
+    "float32": (2.0 - 2.0**-23) * 2.0**127,
+}
+
 
 def range_of(dtype: str, scale: float) -> tuple[float, float]:
     """The moduli between which ``dtype`` holds a gradient that is multiplied by ``scale`` first.

@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from fxgrad.presenting import presenter
+from fxgrad.schema.drawing import PageWords
 from fxgrad.schema.flow import GradientFlow
 from fxgrad.schema.lines import in_a_line
+from fxgrad.schema.ranks import path_here
 from fxgrad.schema.words import NormWord
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
+    from typing_extensions import Unpack
 
 __all__ = ["FlowSeries", "History", "Series"]
 
@@ -79,9 +82,22 @@ class FlowSeries(Sequence[GradientFlow]):
         """At most so many of the flows, evenly spread; the first and the last are among them."""
         return presenter().sampled(self, most)
 
+    def to_html(self, path: str | Path | None = None, **options: Unpack[PageWords]) -> str:
+        """An interactive page of the run in one file: a slider over its events, and a heat map of blocks over them.
+
+        It shows all statistics of the latest flow, and the norms of every other one; of more than 20,000 flows an even
+        sample.  Also written to ``path`` if given; options as of ``GradientFlow.to_html``.
+
+        Raises:
+            OptionError: there is no flow, an unknown option or value, or a norm that was not measured.
+            FlowFileError: the file cannot be written.
+        """
+        return presenter().series_page(self, path, options)
+
     def to_csv(self, path: str | Path | None = None, *, of: Literal["values", "parameters"] = "values") -> str:
         """A row for each step and value (or parameter); also written to ``path`` if given."""
         text: str = presenter().to_csv(self, of)
+        path = path_here(self[-1].ranks if path is not None and len(self) else None, path)
         if path is not None:
             presenter().write_whole(Path(path), text)
         return text
@@ -107,6 +123,7 @@ class FlowSeries(Sequence[GradientFlow]):
             SiteNotFoundError: the latest flow has no value of that name.
         """
         shown = self.sampled(_PLOTTED)
+        path = path_here(self[-1].ranks if path is not None and len(self) else None, path)
         return presenter().plot_history(shown, path, norm=norm, values=values)
 
     def __str__(self) -> str:
@@ -121,6 +138,22 @@ class History(tuple[GradientFlow, ...], FlowSeries):
     """A tuple of flows, oldest first, that reads as one line for each of them."""
 
     __slots__ = ()
+
+    def reduced(self, *, timeout: float = 120.0, group: Any = None) -> History:
+        """The same of all ranks of a distributed run, event by event; on each of them, by one collective.
+
+        Every rank has to call this, as any collective.  A flow of it tells by ``ranks`` how the ranks differ.  Without
+        ``torch.distributed`` it is that of one rank.
+
+        Args:
+            timeout: seconds that ranks wait for each other.
+            group: the process group; None for all ranks.
+
+        Raises:
+            RanksError: a rank did not come in time, or made another call; the process group can be used as before.
+        """
+        return History(presenter().flows_of_ranks(self, timeout=timeout, group=group))
+
     __str__ = FlowSeries.__str__
 
     def __repr__(self) -> str:

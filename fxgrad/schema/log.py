@@ -10,7 +10,7 @@ from fxgrad.schema.findings import Diagnosis, Finding
 from fxgrad.schema.flow import GradientFlow
 from fxgrad.schema.lines import in_a_line
 
-__all__ = ["Log", "LogEntry"]
+__all__ = ["Log", "LogEntry", "RunFileReport"]
 
 
 @in_a_line("step")
@@ -44,3 +44,21 @@ class Log(Protocol):
     def close(self) -> None:
         """The watch is removed: no more entries come.  What the user opened stays open."""
         ...
+
+
+@in_a_line("path", "written", "missed", "error")
+@dataclass(frozen=True, slots=True)
+class RunFileReport:
+    """How the run file of a watch stands.
+
+    Attributes:
+        path: of the file.
+        written: how many flows are in it, of this watch.
+        missed: how many are not, since they could not be written.
+        error: why, the latest time; None where all went well.
+    """
+
+    path: str
+    written: int
+    missed: int
+    error: str | None

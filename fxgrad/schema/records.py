@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from fxgrad.presenting import presenter
 from fxgrad.schema.lines import in_a_line
+from fxgrad.schema.precision import Fit
+from fxgrad.schema.ranks import Spread
 from fxgrad.schema.statistics import Statistics
 from fxgrad.schema.values import Activity, ChannelSums, Constant, Update
 from fxgrad.schema.words import Reason
@@ -59,6 +61,14 @@ class _HasStatistics:
     def measured(self) -> bool:
         """Whether a gradient was seen here."""
         return self.statistics is not None
+
+    def fits(self, dtype: str, scale: float | Literal["tensor"] = 1.0) -> Fit | None:
+        """How much of the gradient ``dtype`` would hold (``Statistics.fits``); None where none was measured.
+
+        Raises:
+            OptionError: as there.
+        """
+        return None if self.statistics is None else self.statistics.fits(dtype, scale)
 
     @property
     def l2_norm(self) -> float | None:
@@ -169,6 +179,7 @@ class Site(_HasStatistics):
         activity: which units of an activation's output ever fired in this forward; None for other values, or where
             forward statistics were not asked for.
         channels: the gradient unit by unit; None where ``channels=True`` was not given, or the node makes no units.
+        spread: how the ranks differ here, in a reduced flow; None in others, and where no rank measured it.
     """
 
     node: Node
@@ -183,6 +194,7 @@ class Site(_HasStatistics):
     value: Statistics | None = None
     activity: Activity | None = None
     channels: ChannelSums | None = None
+    spread: Spread | None = None
 
     def __str__(self) -> str:
         """A few lines: what made the value, its gradient, and the value itself where that was measured."""
@@ -274,6 +286,7 @@ class ParameterRecord(_HasStatistics):
             has been taken yet, or the parameter had no gradient in it.
         rewritten: what rewrite rules at the parameter, its layer or its group did; None where none stands there.
         registered: False for one in a plain list or dict, which ``parameters()``, ``to()`` and ``state_dict()`` miss.
+        spread: as of a site.
     """
 
     name: str
@@ -288,6 +301,7 @@ class ParameterRecord(_HasStatistics):
     update: Update | None = None
     rewritten: Rewritten | None = None
     registered: bool = True
+    spread: Spread | None = None
 
 
 @in_a_line("id", "reason")

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from typing import Literal
 
-from fxgrad.schema.histogram import range_of, share_below
+from fxgrad.errors import OptionError
+from fxgrad.schema.histogram import LARGEST, range_of, share_below
 from fxgrad.schema.lines import in_a_line
+from fxgrad.schema.precision import Fit, Moments
+from fxgrad.schema.ranks import Placement
 from fxgrad.schema.words import Level, NormWord
+
+_MORE = 1 + 1e-5  # a norm is rounded
 
 
 @in_a_line("level", "numel", "l2_norm", "max_abs", "nan_count", "inf_count", "zero_count")
@@ -35,6 +41,8 @@ class Statistics:
         overflow_count: finite entries beyond the range of float16 (65504).
         exponent_histogram: finite non-zero entries by exponent, 64 counts: below 2**-46, then one binade each from
             2**-46 to 2**16, then what is above; see ``underflow_share`` and ``overflow_share``.
+        placement: how a tensor that is spread over ranks lies on them; scalars and ``numel`` are of this rank's part
+            then.  None for a plain tensor, and in a reduced flow.
     """
 
     level: Level
@@ -51,6 +59,7 @@ class Statistics:
     subnormal_count: int | None = None
     overflow_count: int | None = None
     exponent_histogram: tuple[int, ...] | None = None
+    placement: Placement | None = None
 
     @property
     def rms(self) -> float:
@@ -109,6 +118,71 @@ class Statistics:
         if below is None or not any(self.exponent_histogram or ()):
             return below
         return 1.0 - below[1], 1.0 - below[0]
+
+    def fits(self, dtype: str, scale: float | Literal["tensor"] = 1.0) -> Fit:
+        """How many of the finite non-zero entries ``dtype`` would hold, multiplied by ``scale`` first.
+
+        At ``histogram`` the shares are exact where a limit is a power of two, else off by one bin at most; at ``full``
+        they are bounded by the extrema and sums (float16 without a scale is counted); at ``norm`` the norm alone may
+        tell that nothing is lost, or all.  An entry of exactly half of the smallest number counts as held.
+
+        Args:
+            dtype: ``"float16"``, ``"bfloat16"``, ``"float8_e4m3fn"``, ``"float8_e5m2"`` or ``"float32"``.
+            scale: a positive number; ``"tensor"``: what brings the largest entry to the largest number of ``dtype``,
+                as float8 training scales each tensor.
+
+        Raises:
+            OptionError: the dtype is not known, or the scale is none of these; ``"tensor"`` needs ``full``.
+        """
+        factor = self._scale_to(dtype) if scale == "tensor" else scale
+        low, high = range_of(dtype, factor)
+        under, below = self._below(low), self._below(high)
+        over = (1.0 - below[1], 1.0 - below[0]) if self._any_nonzero() else (0.0, 0.0)
+        if scale == "tensor":
+            over = (0.0, 0.0)
+        if self.level == "full" and (dtype, factor) == ("float16", 1.0) and (count := self._nonzero()):
+            under = ((self.flush_count or 0) / count,) * 2
+            over = (over[0], min(over[1], (self.overflow_count or 0) / count))
+        return Fit(dtype, factor, under, over)
+
+    def _scale_to(self, dtype: str) -> float:
+        range_of(dtype, 1.0)
+        if self.max_abs is None:
+            message = "scale='tensor' needs the largest entry, which statistics='full' measures and 'norm' does not"
+            raise OptionError(message)
+        return LARGEST[dtype] / self.max_abs if self.max_abs else 1.0
+
+    def _nonzero(self) -> int | None:
+        """How many finite entries are not zero; None where the level cannot tell."""
+        if self.zero_count is None:
+            return None
+        return self.numel - self.zero_count - (self.nan_count or 0) - (self.inf_count or 0)
+
+    def _any_nonzero(self) -> bool:
+        count = self._nonzero()
+        return self.l2_norm != 0 if count is None else count > 0
+
+    def _below(self, limit: float) -> tuple[float, float]:
+        known = self._share_below(limit)
+        if known is not None:
+            return known
+        if self.level == "norm":
+            if not math.isfinite(self.l2_norm) or self.outside_range:
+                return 0.0, 1.0
+            return Moments(self.numel, largest=self.l2_norm * _MORE).below(limit)
+        smallest, largest = self.min_abs_nonzero or 0.0, self.max_abs or 0.0
+        count = self._nonzero() or 0
+        return Moments(count, smallest, largest, self.abs_sum or 0.0, self.l2_norm**2, counted=True).below(limit)
+
+    def divided(self, by: float) -> Statistics:
+        """Those of the tensor divided by ``by``: norms, sums and extrema.
+
+        Counts against a dtype's range and the histogram are of what was measured, and are left out.
+        """
+        sizes = ("l2_norm", "max_abs", "min_abs_nonzero", "sum", "abs_sum")
+        found = {name: None if (value := getattr(self, name)) is None else value / by for name in sizes}
+        gone = dict.fromkeys(("flush_count", "subnormal_count", "overflow_count", "exponent_histogram"))
+        return replace(self, **found, **gone)  # type: ignore[arg-type]  # the sizes stay floats
 
     def _share_below(self, limit: float) -> tuple[float, float] | None:
         if self.exponent_histogram is None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import fxgrad
-from fxgrad.errors import CaptureError, NoFlowError, OptionError, WatchError
+from fxgrad.errors import CaptureError, NoFlowError, OptionError
 from fxgrad.handles.dynamo_backend import Observer, backend
 from tests import models
 from tests.runs import assert_same_run, plain_run
@@ -232,11 +232,6 @@ def test_no_flow_yet() -> None:
         fxgrad.flow_of(nn.Linear(2, 2))
     with pytest.raises(CaptureError, match="no parameters"):
         fxgrad.flow_of(nn.ReLU())
-
-
-def test_a_compiled_model_cannot_be_watched_and_the_message_says_what_to_do() -> None:
-    with pytest.raises(WatchError, match="backend='fxgrad'"):
-        fxgrad.watch(torch.compile(nn.Linear(2, 2)))  # type: ignore[arg-type]
 
 
 def test_the_entry_point_leads_to_the_backend() -> None:

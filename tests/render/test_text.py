@@ -151,3 +151,19 @@ def test_bars_have_the_colours_of_the_scale() -> None:
     for decades in (0, -1, -2):
         red, green, blue = (int(colour(decades)[i : i + 2], 16) for i in (1, 3, 5))
         assert f"48;2;{red};{green};{blue}" in capture.get()
+
+
+@pytest.mark.parametrize("width", [34, 40, 60, 80, 120, 200])
+def test_a_row_is_one_line_and_no_number_is_cut_however_narrow_the_screen(width: int) -> None:
+    names = [f"encoder.layers.{n}.self_attention.output/scaled_dot_product_attention" for n in range(12)]
+    nodes = [flows.node(name) for name in names]
+    sites = [flows.site(node, flows.full(0.1234 * 10.0**-n)) for n, node in enumerate(nodes)]
+    console = Console(width=width, no_color=True)
+    with console.capture() as capture:
+        console.print(flows.flow(nodes, sites, []).table(findings=()))
+    text = capture.get()
+    assert max(map(len, text.splitlines())) <= width
+    assert len(rows(text)) == len(sites)
+    assert all(f" {site.l2_norm:.3g} " in row for site, row in zip(reversed(sites), rows(text), strict=True))
+    assert ("source" in text.splitlines()[2]) == (width >= 120)
+    assert ("no room for" in " ".join(text.split())) == (width < 120)

@@ -66,6 +66,14 @@ def test_structures_are_written_once(long_run) -> None:
     file.close()
 
 
+def test_of_a_structure_that_is_much_like_another_only_the_difference_is_written(long_run) -> None:
+    file = sqlite3.connect(long_run[0])
+    (base, first), (other, second) = file.execute("SELECT base, length(flow) FROM structures ORDER BY id")
+    file.close()
+    assert base is None and other == 1
+    assert second < first / 3
+
+
 def test_what_takes_a_history_takes_a_run(long_run) -> None:
     path, written = long_run
     with fxgrad.open_run(path) as run:
@@ -93,7 +101,7 @@ def test_findings_are_kept_whole(tmp_path) -> None:
     )  # fmt: skip
     with RunFile.create(tmp_path / "run.fxgrad") as file:
         file.append(step_of(3), findings=[finding])
-        file.found(3, [dataclasses.replace(finding, rule="dead")])
+        file.found([dataclasses.replace(finding, rule="dead")], 0)
     with fxgrad.open_run(tmp_path / "run.fxgrad") as run:
         assert run.findings == (finding, dataclasses.replace(finding, rule="dead"))
 

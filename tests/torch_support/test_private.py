@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import threading
 from typing import Any
 
 import pytest
@@ -11,8 +13,10 @@ from torch._subclasses import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fxgrad.record import events
+from fxgrad.record.histogram import write_histogram
 from fxgrad.torch_support import private as torch_private
-from fxgrad.torch_support import private_passes
+from fxgrad.torch_support import private_compiled, private_passes, private_skipping
 
 
 def test_our_own_calls_are_not_intercepted() -> None:
@@ -249,6 +253,36 @@ def test_a_graph_in_the_making_is_known() -> None:
         assert ANSWERS == [False]
 
 
+class Waits(nn.Module):
+    """Is traced until ``go``."""
+
+    def __init__(self, inside: threading.Event, go: threading.Event) -> None:
+        super().__init__()
+        self.inside, self.go = inside, go
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.inside.set()
+        assert self.go.wait(60)
+        return x * 2
+
+
+def test_a_trace_in_another_thread_is_none_of_this_one() -> None:
+    inside, go = threading.Event(), threading.Event()
+    other = threading.Thread(target=torch.fx.symbolic_trace, args=(Waits(inside, go),))
+    other.start()
+    assert inside.wait(60)
+    asked = Asked()
+    ANSWERS.clear()
+    try:
+        with pytest.raises(NameError, match="not installed as a submodule"):  # torch.fx's own, without fxgrad
+            asked(torch.ones(2))
+        asked.forward(torch.ones(2))
+    finally:
+        go.set()
+        other.join()
+    assert ANSWERS == [False]
+
+
 class Names(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
@@ -306,3 +340,44 @@ def test_whether_a_pass_keeps_its_graph() -> None:
     loss.backward(retain_graph=True)
     loss.backward()
     assert asked == [True, False]
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+@pytest.mark.parametrize("in_place", [True, False])
+def test_what_a_compiled_module_calls(backend: str, in_place: bool) -> None:
+    model = nn.Linear(2, 2)
+    assert private_compiled.compiled_call_of(model) is None
+    owner: Any = model
+    if in_place:
+        model.compile(backend=backend, fullgraph=True, dynamic=False)
+    else:
+        owner = torch.compile(model, backend=backend, fullgraph=True, dynamic=False)
+    found = private_compiled.compiled_call_of(owner)
+    assert found is not None
+    assert found.owner is owner and found.model is model and callable(found.code)
+    assert (found.options["fullgraph"], found.options["dynamic"]) == (True, False)
+    assert found.backend == backend or (backend == "inductor" and callable(found.backend))
+    graphs: list[int] = []
+    again = found.again(lambda gm, _: (graphs.append(len(gm.graph.nodes)), gm)[1])
+    assert torch.equal(again(torch.ones(1, 2)), model.forward(torch.ones(1, 2))) and graphs
+
+
+@pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace")
+def test_our_code_is_left_to_python() -> None:
+    seen: list[str] = []
+    leaf = torch.ones(2, requires_grad=True)
+    leaf.register_hook(functools.partial(write_histogram, slot=torch.zeros(64)))  # type: ignore[no-untyped-call]
+
+    def backend(gm: Any, _: Any) -> Any:
+        seen.extend(str(node.stack_trace) for node in gm.graph.nodes)
+        return gm
+
+    def step() -> None:
+        (leaf * 2).sum().backward()
+
+    torch._dynamo.reset()
+    private_skipping.leave_to_python()
+    torch.compile(step, backend=backend)()
+    assert seen and not any("histogram.py" in trace for trace in seen)
+    codes = {code.co_name for code in private_skipping._codes(events)}
+    assert {"running", "close_events", "end", "<lambda>", "_begin", "__call__"} <= codes

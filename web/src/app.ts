@@ -77,7 +77,13 @@ export class App {
       of: (seen) => this.graph.card(seen),
       column: Math.max(420, this.view.room.height),
       breaks: new Map(),
+      known: new Map(),
     };
+  }
+
+  resize(): void {
+    this.view.resize();
+    this.resize();
   }
 
   on(listener: (change: Change) => void): void {
@@ -92,7 +98,10 @@ export class App {
   /** As the address says, or as it is best at first. */
   start(): void {
     const address = read(location.hash);
-    this.first = [...opening(this.tree, this.flow, () => ({ ...this.sizes, breaks: new Map() }), this.view.room)];
+    this.profile.resize();
+    this.first = [
+      ...opening(this.tree, this.flow, () => ({ ...this.sizes, breaks: new Map(), known: new Map() }), this.view.room),
+    ];
     this.open = new Set(address.open ?? this.first);
     if (address.step !== null) this.step(address.step);
     if (address.norm !== null && this.norms.includes(address.norm)) this.setNorm(address.norm);
@@ -178,14 +187,20 @@ export class App {
 
   closeAll(): void {
     this.open = new Set();
-    this.sizes.breaks.clear();
+    this.forget();
     this.draw();
     this.view.fit(this.scene);
   }
 
+  /** Breaks columns anew, as the window is now. */
+  private forget(): void {
+    this.sizes.breaks.clear();
+    this.sizes.known.clear();
+  }
+
   reset(): void {
     this.open = new Set(this.first);
-    this.sizes.breaks.clear();
+    this.forget();
     this.finding = null;
     this.draw();
     this.view.fit(this.scene);
@@ -222,6 +237,15 @@ export class App {
   private showPanel(): void {
     const seen = this.chosen;
     this.panel.show(seen && { item: seen.item, nodes: seen.nodes, opens: seen.kind !== "frame" });
+  }
+
+  showItem(item: Item): void {
+    const hidden = this.find(item.id) === null;
+    const kept = this.seenOf(item.nodes[0]);
+    for (const above of this.tree.above(item)) this.open.add(above.id);
+    if (item.parent?.kind === "run") this.open.add(item.id);
+    if (hidden) this.redraw(kept);
+    this.selectItem(item);
   }
 
   private selectItem(item: Item): void {

@@ -149,7 +149,7 @@ export function linesOf(seen: Seen, facts: Facts): string[] {
   }
   const inside = facts.inside(seen.nodes);
   if (inside === null) return ["not measured"];
-  const one = (site: number): string => facts.told([site]).split(" (")[0];
+  const one = (site: number): string => facts.told([site]).split(" (")[0].split(" or ")[0];
   if (facts.comparing) {
     const ratio = facts.value([inside.worst]);
     return [ratio === null ? facts.told([inside.worst]) : `most changed ×${words(ratio)}`];

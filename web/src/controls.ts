@@ -127,6 +127,7 @@ function search(app: App): void {
 
 function findings(app: App): void {
   const list = h("ol");
+  const fresh = new Set(app.payload.before?.new ?? []);
   app.findings.forEach((finding, place) => {
     const more = h("div", { class: "more", hidden: true }, ...details(app, place));
     const where = finding.source ? h("span", { class: "faint" }, finding.source) : null;
@@ -138,7 +139,7 @@ function findings(app: App): void {
         click: () => (app.finding === place ? app.clearFinding() : app.show(place)),
       },
       h("span", { class: `mark ${finding.severity}` }, String(place + 1)),
-      h("b", {}, `${finding.severity} ${finding.rule} `),
+      h("b", {}, `${fresh.has(place) ? "new: " : ""}${finding.severity} ${finding.rule} `),
       h("span", {}, finding.at),
       where,
     );
@@ -148,8 +149,25 @@ function findings(app: App): void {
     });
     list.append(h("li", { class: finding.severity }, button, more));
   });
-  const { verdict } = app.flow.data.about;
-  clear(app.parts.findings, h("h2", { class: "verdict" }, verdict[0].toUpperCase() + verdict.slice(1)), list);
+  const verdict = app.payload.verdict ?? app.flow.data.about.verdict;
+  clear(
+    app.parts.findings,
+    h("h2", { class: "verdict" }, verdict[0].toUpperCase() + verdict.slice(1)),
+    list,
+    ...gone(app),
+  );
+}
+
+/** What the flow before had, and this one has not. */
+function gone(app: App): HTMLElement[] {
+  const { before } = app.payload;
+  if (!before) return [];
+  const lists: [string, string[]][] = [
+    ["findings gone", before.gone],
+    ["values only before", before.removed],
+    ["values only after", before.added],
+  ];
+  return lists.filter(([, list]) => list.length > 0).map(([words_, list]) => listed(`${list.length} ${words_}`, list));
 }
 
 function details(app: App, place: number): HTMLElement[] {

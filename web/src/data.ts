@@ -103,24 +103,23 @@ export interface Palette {
 
 export interface SeriesData {
   backward: number[];
+  events: number; // codes of a row
   rows: number[]; // the sites whose course is told, by number
   step: number; // parts of a decade
   l2_norm: string; // gzip and base64 of int16, a row for each of `rows`
   max_abs: string | null;
-  marks: { event: number; words: string; severity: string; finding: number | null }[];
-  first_bad: number | null;
+  bad: number[]; // events with NaN or Inf, or whose backward pass raised
   shown: number; // the event whose flow is told in full
   left_out: number;
   blocks: { name: string; sites: number[] }[];
 }
 
 export interface BeforeData {
-  name: string;
-  other: string;
+  numel: number[];
   l2_norm: Spelled[];
   max_abs: Spelled[];
   look: number[];
-  gone: Finding[];
+  gone: string[];
   new: number[];
   removed: string[];
   added: string[];
@@ -128,6 +127,7 @@ export interface BeforeData {
 
 export interface Payload {
   format: number;
+  verdict: string | null;
   theme: "auto" | "light" | "dark";
   norm: Norm;
   scale: "relative" | "absolute";

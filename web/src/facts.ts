@@ -96,15 +96,16 @@ export class Facts {
     const { look, l2 } = this.reading.sites;
     const measured = sites.filter((site) => look[site] !== NOT_MEASURED);
     if (measured.length === 0) return "not measured";
-    if (measured.some((site) => look[site] === NONFINITE)) return "NaN or Inf";
-    if (measured.every((site) => look[site] === ZERO)) return "0 (all zero)";
+    const was = this.reading.before?.joint(sites, this.norm);
+    const before = was === undefined ? "" : `${words(was)} → `;
+    if (measured.some((site) => look[site] === NONFINITE)) return `${before}NaN or Inf`;
+    if (measured.every((site) => look[site] === ZERO)) return `${before}0 (all zero)`;
     if (measured.every((site) => look[site] === OUTSIDE))
       return `${words(l2[measured[0]])} (${l2[measured[0]] === 0 ? "below" : "above"} float32's range)`;
     const now = words(this.reading.sites.joint(sites, this.norm));
-    if (this.reading.before === null) return now;
-    const was = this.reading.before.joint(sites, this.norm);
+    if (was === undefined) return now;
     const ratio = this.value(sites);
-    return `${words(was)} → ${now}${ratio === null ? "" : `, ×${words(ratio)}`}`;
+    return `${before}${now}${ratio === null ? "" : `, ×${words(ratio)}`}`;
   }
 
   // ---- what is inside -----------------------------------------------------------------------------------------
@@ -122,6 +123,16 @@ export class Facts {
     if (look === ZERO) return 1e6;
     const value = this.value([site]);
     return value === null || look !== MEASURED ? -1 : Math.abs(decadesOf(value, this.reference));
+  }
+
+  /** In a comparison, how many decades a value moved; what began or ceased to be an ordinary number comes first. */
+  moved(site: number): number {
+    const { sites, before } = this.reading;
+    if (before === null) return 0;
+    const value = this.value([site]);
+    if (sites.look[site] === MEASURED && before.look[site] === MEASURED && value !== null)
+      return Math.abs(Math.log10(value));
+    return sites.look[site] === before.look[site] ? 0 : Number.POSITIVE_INFINITY;
   }
 
   /** The worst value inside, the one in the middle by size, and the last, which lies nearest to the loss. */

@@ -39,6 +39,7 @@ export interface Sizes {
   of(seen: Seen): { width: number; height: number };
   column: number; // height from which a frame is broken into columns
   breaks: Map<string, Set<number>>; // by frame: the first nodes of what begins a column
+  known: Map<string, { content: string; inner: Inner }>; // by frame: how it was laid out, for what was in it
 }
 
 const PAD = 14;
@@ -60,7 +61,7 @@ interface Wire {
   hops: { frame: Seen; tail: string; head: string }[];
 }
 
-interface Inner {
+export interface Inner {
   width: number;
   height: number;
   boxes: Map<string, Place>; // of children and ports, relative to the frame
@@ -79,9 +80,15 @@ export function arrange(root: Seen, flow: Flow, sizes: Sizes): Scene {
   const inner = new Map<string, Inner>();
   const measure = (frame: Seen): Inner => {
     for (const child of frame.children) if (child.kind === "frame") measure(child);
-    const made = inFrame(frame, byFrame.get(frame.id) ?? [], inner, sizes);
-    inner.set(frame.id, made);
-    return made;
+    const hops = byFrame.get(frame.id) ?? [];
+    const content = contentOf(frame, hops, inner, sizes);
+    let found = sizes.known.get(frame.id);
+    if (found?.content !== content) {
+      found = { content, inner: inFrame(frame, hops, inner, sizes) };
+      sizes.known.set(frame.id, found);
+    }
+    inner.set(frame.id, found.inner);
+    return found.inner;
   };
   const whole = measure(root);
   const places = new Map<string, Place>();
@@ -135,6 +142,15 @@ function hopsOf(from: Seen, to: Seen, around: Map<string, Seen[]>): Wire["hops"]
   const hops = out.map((frame, n) => ({ frame, tail: (out[n - 1] ?? from).id, head: OUT + from.id }));
   hops.push({ frame: one[shared], tail: (out.at(-1) ?? from).id, head: (into[0] ?? to).id });
   return hops.concat(into.map((frame, n) => ({ frame, tail: IN + from.id, head: (into[n + 1] ?? to).id })));
+}
+
+/** All that the layout of a frame depends on. */
+function contentOf(frame: Seen, hops: Wire["hops"], inner: Map<string, Inner>, sizes: Sizes): string {
+  const boxes = frame.children.map((child) => {
+    const { width, height } = inner.get(child.id) ?? sizes.of(child);
+    return `${child.id}\n${width}\n${height}`;
+  });
+  return [...boxes, ...hops.map((hop) => pair(hop.tail, hop.head))].join("\n");
 }
 
 // ---- one frame -----------------------------------------------------------------------------------------------------

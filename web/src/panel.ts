@@ -37,6 +37,7 @@ const NAMES: Record<string, string> = {
   overflow_count: "beyond float16",
 };
 const MANY = 30;
+const SEEN = 0.05; // decades from which a change is one
 
 export class Panel {
   constructor(
@@ -73,7 +74,7 @@ export class Panel {
     ];
     if (about.loss_scale !== null) rows.push(["loss scale", words(numberOf(about.loss_scale))]);
     if (about.failed !== null) rows.push(["backward raised", about.failed]);
-    const found = [h("h2", {}, "This backward pass"), facts(rows)];
+    const found = [...this.changed(), h("h2", {}, "This backward pass"), facts(rows)];
     if (reasons.size > 0) {
       found.push(h("h3", {}, "Without a gradient"));
       found.push(
@@ -98,6 +99,25 @@ export class Panel {
       ),
     );
     return found;
+  }
+
+  /** In a comparison, the values that changed most. */
+  private changed(): HTMLElement[] {
+    if (!this.facts.comparing) return [];
+    const { node } = this.facts.flow.data.sites;
+    const far = [...node.keys()].map((site) => ({ site, far: this.facts.moved(site) })).filter((one) => one.far > SEEN);
+    far.sort((a, b) => b.far - a.far);
+    const rows = far
+      .slice(0, MANY)
+      .map(({ site }) =>
+        h("tr", {}, h("td", {}, this.link(node[site])), h("td", { class: "number" }, this.facts.told([site]))),
+      );
+    const same = h("p", { class: "faint" }, `${node.length - far.length} of ${node.length} values as before`);
+    return [
+      h("h2", {}, `${this.facts.norm} before → after, changed most first`),
+      h("table", {}, h("tbody", {}, ...rows)),
+      same,
+    ];
   }
 
   // ---- one node ------------------------------------------------------------------------------------------------

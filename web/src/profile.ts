@@ -24,6 +24,7 @@ export class Profile {
   private high = 1;
   private range: readonly number[] = [];
   private chosen: readonly number[] = [];
+  private size = { width: 0, height: 0 };
 
   constructor(
     private readonly canvas: HTMLCanvasElement,
@@ -37,6 +38,12 @@ export class Profile {
       const dot = this.near(event);
       if (dot) this.linked.pick(dot.node);
     });
+  }
+
+  /** Takes the size that it has now. */
+  resize(): void {
+    this.size = { width: this.canvas.clientWidth, height: this.canvas.clientHeight };
+    this.draw();
   }
 
   /** Reads the gradients again. */
@@ -66,10 +73,6 @@ export class Profile {
   }
 
   // ---- drawing -----------------------------------------------------------------------------------------------
-
-  private get size(): { width: number; height: number } {
-    return { width: this.canvas.clientWidth, height: this.canvas.clientHeight };
-  }
 
   private x(decades: number): number {
     const held = Math.min(this.high, Math.max(this.low, decades));

@@ -1,6 +1,6 @@
 // The gradients at one moment: a norm and a look for each value and each use, and what is neutral among them.
 
-import type { Flow, Norm, Statistics } from "./data.ts";
+import { type BeforeData, type Flow, type Norm, numberOf, type Statistics } from "./data.ts";
 
 export const MEASURED = 0;
 export const ZERO = 1;
@@ -56,6 +56,17 @@ export interface Reading {
   after: Column; // what went on from a value, where rewrite rules made something else of it
   edges: Column;
   before: Column | null; // the values of the flow that this one is compared with
+}
+
+/** The flow that this one is compared with, site by site. */
+export function columnOf(before: BeforeData): Column {
+  const made = new Column(Float64Array.from(before.numel));
+  before.look.forEach((look, site) => {
+    made.look[site] = look;
+    made.l2[site] = numberOf(before.l2_norm[site]) ?? Number.NaN;
+    made.max[site] = numberOf(before.max_abs[site]) ?? Number.NaN;
+  });
+  return made;
 }
 
 function lookOf(statistics: Statistics | null): number {

@@ -9,6 +9,7 @@ import { fitScale } from "./opening.ts";
 const MARGIN = 26;
 
 export class View {
+  private size: Room = { width: 0, height: 0 };
   private readonly zoom: ZoomBehavior<SVGSVGElement, unknown>;
 
   constructor(
@@ -23,11 +24,22 @@ export class View {
         this.layer.setAttribute("transform", event.transform.toString());
         moved();
       });
+    this.resize();
+    this.zoom.extent(() => [
+      [0, 0],
+      [this.size.width, this.size.height],
+    ]);
     select(svg).call(this.zoom);
   }
 
+  /** Takes the size that the window has now; asking for it at each movement would lay the whole page out each time. */
+  resize(): void {
+    const { width, height } = this.svg.getBoundingClientRect();
+    this.size = { width, height };
+  }
+
   get room(): Room {
-    const box = this.svg.getBoundingClientRect();
+    const box = this.size;
     return { width: Math.max(200, box.width - 2 * MARGIN), height: Math.max(200, box.height - 2 * MARGIN) };
   }
 
@@ -51,8 +63,9 @@ export class View {
 
   /** All of it, in the middle. */
   fit(scene: Scene): void {
+    this.resize();
     const k = fitScale(scene, this.room);
-    const box = this.svg.getBoundingClientRect();
+    const box = this.size;
     const x = (box.width - scene.width * k) / 2;
     const y = Math.max(MARGIN * 0.7, (box.height - scene.height * k) / 2);
     this.to(x, y, k);
@@ -68,7 +81,7 @@ export class View {
   /** Brings a place into the window, at a scale at which it can be read. */
   show(place: Place): void {
     const [x, y, k] = this.transform;
-    const box = this.svg.getBoundingClientRect();
+    const box = this.size;
     const readable = Math.max(k, 0.75);
     const left = place.x * k + x;
     const top = place.y * k + y;

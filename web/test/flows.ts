@@ -93,4 +93,5 @@ export const sizes = () => ({
   of: () => ({ width: 100, height: 40 }),
   column: 1e9,
   breaks: new Map<string, Set<number>>(),
+  known: new Map(),
 });
