@@ -110,7 +110,7 @@ def run(
     quiet: Quiet = False,
     show_traceback: Traceback = False,
 ) -> None:
-    """Measure one forward and one backward pass of a model."""
+    """Measure one forward and one backward pass of a model; run a training script (`run --help train.py`)."""
     with reported(show_traceback):
         from fxgrad.command.findings import Wanted, judge
         from fxgrad.command.outputs import Drawing, View, check_paths

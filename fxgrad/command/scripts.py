@@ -50,7 +50,10 @@ def run_as_main(script: str, arguments: Sequence[str]) -> int:
     main.__dict__.update(__file__=str(path), __cached__=None, __loader__=SourceFileLoader("__main__", str(path)))
     main.__dict__["__builtins__"] = sys.modules["builtins"]
     with _in_place(main, [script, *arguments], str(path.resolve().parent)):
-        return _run(source, str(path), main)
+        try:
+            return _run(source, str(path), main)
+        finally:
+            sys.stdout.flush()  # what comes after it stands behind it
 
 
 def _run(source: bytes, path: str, main: types.ModuleType) -> int:

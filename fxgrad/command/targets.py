@@ -30,8 +30,8 @@ def load_model(target: str, words: Sequence[str] = ()) -> nn.Module:
     asked = Asked(target, "TARGET", TargetError)
     if is_script(target):
         message = (
-            "a training script is run as it is: fxgrad run [OPTIONS] train.py [ARGS], with the options of that command "
-            "(fxgrad run train.py --help shows those of the script). A model in it is train.py:name"
+            "a training script is run as it is: fxgrad run [OPTIONS] train.py [ARGS], with the options that "
+            f"`fxgrad run --help {target}` lists. A model in it is {target}:name"
         )
         asked.refuse(message)
     keywords = parse_keywords(words)

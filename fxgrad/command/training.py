@@ -125,6 +125,7 @@ class _Found:
         self._asked = asked
         self._handle: Any = None
         self._settled = False
+        self._first: int | None = None  # id of the optimizer that stepped first
         self._model: nn.Module | None = None
         self._watch: Watch | None = None
         self._others: list[str] = []
@@ -145,7 +146,10 @@ class _Found:
         try:
             tools: Any = loaded("fxgrad.integrations.outermost")
             if self._watch is None:
+                self._first = id(optimizer)
                 self._choose(tools, tools.parameters_of([optimizer]))
+            elif self._first != id(optimizer):  # it may step before a backward pass has come
+                return
             elif not self._watch.history:
                 part = tools.part_of(self._model, tools.parameters_of(tools.optimizers_of(self._model)))
                 self._settled = part is None
