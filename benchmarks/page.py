@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks import summary
 from benchmarks.goals import GOALS, judge, peak_ratio
 from benchmarks.models import CASES
 from benchmarks.ours import OURS
@@ -24,12 +25,15 @@ def write(result: dict[str, Any]) -> None:
         pattern = re.compile(re.escape(mark) + ".*?" + re.escape("<!-- end -->"), re.DOTALL)
         text = pattern.sub(lambda _, mark=mark, table=table: f"{mark}\n\n{table}\n<!-- end -->", text)
     PAGE.write_text(text, encoding="utf-8")
+    summary.write_readme(result)
 
 
 def tables(result: dict[str, Any]) -> dict[str, str]:
     """The tables by the name of their marker."""
     return {
         "machine": _machines(result),
+        "pays": summary.lines(result),
+        "earlier": summary.earlier(result),
         "goals": _goals(result),
         "clock cpu": _clock(result, "cpu"),
         "clock cuda": _clock(result, "cuda"),

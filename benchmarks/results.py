@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import json
 import os
 import platform
@@ -11,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+import fxgrad
 
 FOLDER = Path(__file__).parent / "results"
 _LIBRARIES = (
@@ -40,6 +44,16 @@ def _processor() -> str:
         return platform.processor() or platform.machine()
     named = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
     return named.group(1).strip() if named else platform.machine()
+
+
+@functools.cache
+def package() -> str:
+    """A short hash of fxgrad's sources: rows with the same one are of the same version."""
+    found = hashlib.sha256()
+    for path in sorted(Path(fxgrad.__file__).parent.rglob("*")):
+        if path.suffix in (".py", ".cpp", ".h"):
+            found.update(path.read_bytes())
+    return found.hexdigest()[:10]
 
 
 def file_of(device: str) -> Path:

@@ -5,6 +5,8 @@
     python -m benchmarks.run --device cuda          # everything on the GPU, below 8 minutes
     python -m benchmarks.run --only time --models mlp33 --configurations norm full
     python -m benchmarks.run --page                 # only the page, from what is in the results
+    python -m benchmarks.run --only cost memory parts crashes               # what is counted, on a machine that works
+    python -m benchmarks.run --only time capture imports --threads 1 --minutes 12    # the clock, on a quiet one
 
 A run replaces the rows that it measured and keeps the others.
 """
@@ -17,6 +19,7 @@ os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # torch's profiler would write t
 
 import argparse
 import json
+import math
 import subprocess
 import sys
 import tempfile
@@ -27,7 +30,7 @@ from typing import Any
 
 import torch
 
-from benchmarks import page, results
+from benchmarks import budget, page, results
 from benchmarks.crashes import crashes
 from benchmarks.cuda import graph_capture
 from benchmarks.goals import GOALS
@@ -38,6 +41,7 @@ from benchmarks.peers import PEERS
 from benchmarks.rows import PARTS, Wanted, row
 from benchmarks.runners import Configuration, without_places
 from benchmarks.startup import capture, imports
+from benchmarks.summary import TOLD
 from benchmarks.where_time_goes import split
 
 _SECTIONS = ("crashes", "capture", "imports", "parts")
@@ -45,6 +49,7 @@ _LARGE = ("aa", "norm", "full")  # what large models run on the CPU
 _PEER_MODELS = ("resnet18", "vit_tiny_4", "mlp33")
 _CUDA_PEERS = ("tensor_hooks", "detect_anomaly", "retain_grad")
 _QUICK_MODELS = ("mlp33", "resnet18")
+_BEGUN = time.perf_counter()
 _ROW_SECONDS = 900  # a row in a process of its own that takes longer is stuck
 
 
@@ -59,6 +64,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, help="for the clock of one row")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of torch, on the CPU")
     parser.add_argument("--quick", action="store_true", help="small models and few pairs, nothing is written")
+    parser.add_argument("--minutes", type=float, help="for the clock of all rows; no row begins after that")
     parser.add_argument("--deadline", type=float, help="seconds after which no row is begun (CUDA: 440)")
     parser.add_argument("--page", action="store_true", help="only write the page")
     parser.add_argument("--into", type=Path, help="write the rows to this file and nothing else")
@@ -69,6 +75,8 @@ def _effort(case: Case, configuration: Configuration, asked: argparse.Namespace)
     """How long a row is measured: longest where a goal depends on it."""
     key = (asked.device, case.name, configuration.name)
     judged = any(goal.kind == "ratio" and key in goal.rows for goal in GOALS) or configuration.kind == "A/A"
+    if asked.minutes and asked.into is None:
+        return budget.effort(case, configuration, judged=judged, minutes=asked.minutes)
     if asked.quick:
         least, pairs, seconds = 5, 20, 2.0
     elif asked.device == "cuda":
@@ -100,10 +108,20 @@ def _chosen(asked: argparse.Namespace) -> list[tuple[Case, Configuration]]:
                 wanted = _on_cuda(case, configuration)
             else:
                 wanted = _on_cpu(case, configuration, quick=asked.quick)
+                wanted &= not asked.minutes or budget.fits(case, configuration)
             if wanted:
                 rows.append((case, configuration))
     keys = {key for goal in GOALS for key in goal.rows}
-    return sorted(rows, key=lambda pair: (asked.device, pair[0].name, pair[1].name) not in keys)
+    return sorted(rows, key=lambda pair: _rank(*pair, keys))
+
+
+def _rank(case: Case, configuration: Configuration, keys: set[tuple[str, str, str]]) -> int:
+    """What comes first, since time may run out: goals, what the README tells, A/A and ours, the other tools."""
+    if any((device, case.name, configuration.name) in keys for device in ("cpu", "cuda")):
+        return 0
+    if (case.name, configuration.name) in TOLD.values():
+        return 1
+    return 3 if configuration.kind == "peer" else 2
 
 
 def _on_cpu(case: Case, configuration: Configuration, *, quick: bool) -> bool:
@@ -162,11 +180,10 @@ def _say(made: dict[str, Any], spent: float) -> None:
 
 def _measure_rows(asked: argparse.Namespace, result: dict[str, Any], path: Path | None) -> None:
     parts = tuple(part for part in PARTS if part in (asked.only or PARTS))
-    begin = time.perf_counter()
-    deadline = asked.deadline or (440 if asked.device == "cuda" else float("inf"))
+    deadline = asked.deadline or (440 if asked.device == "cuda" else 60 * asked.minutes if asked.minutes else math.inf)
     for case, configuration in _chosen(asked) if parts else ():
         started = time.perf_counter()
-        if started - begin > deadline:
+        if started - _BEGUN > deadline:
             print(f"{case.name:11} {configuration.name:17} NOT MEASURED: out of time", flush=True)
             continue
         wanted = Wanted(asked.device, parts, _effort(case, configuration, asked))
@@ -174,6 +191,8 @@ def _measure_rows(asked: argparse.Namespace, result: dict[str, Any], path: Path 
             made = _apart(case, configuration, asked, wanted)
         else:
             made = row(case, configuration, wanted)
+        if "ratio" in made:
+            made |= {"of": results.package(), "when": time.strftime("%Y-%m-%d %H:%M", time.gmtime())}
         results.put(result, made)
         _say(made, time.perf_counter() - started)
         if path is not None:
@@ -195,9 +214,9 @@ def _measure_sections(asked: argparse.Namespace, result: dict[str, Any]) -> None
         if name == "crashes" and not asked.quick:
             result[name] = crashes()
         elif name == "capture":
-            result[name] = capture(5 if asked.quick else 30)
+            result[name] = capture(5 if asked.quick else 20 if asked.minutes else 30)
         elif name == "imports":
-            result[name] = imports(2 if asked.quick else 9)
+            result[name] = imports(2 if asked.quick else 4 if asked.minutes else 9)
         elif name == "parts":
             models = asked.models or (["mlp33"] if asked.quick else ["mlp33", "resnet18", "vit_tiny_4", "vit_tiny_1"])
             seconds = 1.0 if asked.quick else 4.0
@@ -219,10 +238,11 @@ def main() -> int:
     path = None if asked.quick else asked.into or results.file_of(asked.device)
     result = results.load(path) if path is not None else {"rows": []}
     result["machine"] = result.get("machine", {}) | results.machine(asked.device)
-    if asked.device == "cuda":
+    first = asked.device == "cuda" or asked.minutes is not None
+    if first:
         _measure_sections(asked, result)
     _measure_rows(asked, result, path)
-    if asked.device == "cpu":
+    if not first:
         _measure_sections(asked, result)
     if path is not None:
         results.save(path, result)

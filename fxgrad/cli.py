@@ -1,4 +1,4 @@
-"""The command line: ``fxgrad run``, ``render``, ``diagnose``, ``explain``, ``compare``, ``plot``, ``demo``, ``build``.
+"""The command line: the commands ``run``, ``render``, ``diagnose``, ``compare``, ``plot``, ``log`` and the others.
 
 Only wiring: what the words mean is in ``fxgrad.command``.  torch is imported by the commands that need it.
 """
@@ -30,11 +30,13 @@ from fxgrad.command.options import (
     Norm,
     Quiet,
     Scale,
+    Step,
     Target,
     Theme,
     Traceback,
 )
 from fxgrad.command.reporting import MISUSE, reported
+from fxgrad.command.run_line import export_run, log_run
 from fxgrad.command.script_line import SCRIPT, Commands, run_script
 from fxgrad.errors import OptionError
 from fxgrad.schema import GradientFlow, Level, SiteKind
@@ -151,17 +153,18 @@ def render(
     output: Files = None,
     every: All = False,
     quiet: Quiet = False,
+    step: Step = None,
     show_traceback: Traceback = False,
 ) -> None:
     """Draw a saved flow, or print its profile; of a run, the page (`-o x.html`) shows all steps."""
     with reported(show_traceback):
         from fxgrad.command.outputs import Drawing, View, check_paths
-        from fxgrad.command.recorded import latest, recorded
+        from fxgrad.command.recorded import at_step, recorded
 
         check_paths(output or [])
         found = recorded(file)
-        flow = latest(found)
-        run = None if isinstance(found, GradientFlow) else found
+        flow = at_step(found, step)
+        run = None if isinstance(found, GradientFlow) or step is not None else found
         drawing = Drawing(norm, depth, fold, scale, theme, "right" if lr else "down")
         silent = quiet or (bool(output) and not every)
         _present(flow, output or [], View(drawing, flow.diagnosis, every=every, run=run), quiet=silent)
@@ -179,11 +182,11 @@ def diagnose(
 ) -> None:
     """Say what is wrong in saved flows, where, and what to do; exit with 1 for a warning or an error."""
     with reported(show_traceback):
-        from fxgrad.command.findings import Wanted, judge, load_flows
+        from fxgrad.command.findings import Wanted, judge, load_findings, load_flows
 
         wanted = Wanted(form, findings or [], fail_on or [])
         wanted.check(files)
-        judged = judge(load_flows(files))
+        judged = judge(load_flows(files), load_findings(files))
         if form == "text" and sys.stdout.isatty():
             Console().print(judged.diagnosis)
         else:
@@ -194,7 +197,13 @@ def diagnose(
 @app.command("compare")
 def compare_flows(
     before: Annotated[Path, typer.Argument(metavar="BEFORE.JSON", help="A saved flow, series or run.")],
-    after: Annotated[Path, typer.Argument(metavar="AFTER.JSON", help="Another one, of the same model.")],
+    after: Annotated[
+        Path | None, typer.Argument(metavar="AFTER.JSON", help="Another one, of the same model. Not with --steps.")
+    ] = None,
+    steps: Annotated[
+        tuple[int, int] | None,
+        typer.Option("--steps", metavar="A B", help="Two steps, of one run or of the two files."),
+    ] = None,
     norm: Norm = "l2_norm",
     depth: Depth = None,
     theme: Theme = "light",
@@ -207,11 +216,11 @@ def compare_flows(
     """Say what became of a model's gradient from one saved flow to another, and draw the difference."""
     with reported(show_traceback):
         from fxgrad.command.outputs import check_paths, write_difference
-        from fxgrad.command.recorded import recorded
+        from fxgrad.command.recorded import pair
         from fxgrad.comparison import compare
 
         check_paths(output or [], (".html", ".svg", ".png", ".pdf", ".txt"))
-        found = compare(recorded(before), recorded(after), norm=norm)
+        found = compare(*pair(before, after, steps), norm=norm)
         typer.echo(str(found))
         write_difference(found, output or [], {"depth": depth, "theme": theme})
         for path in output or []:
@@ -239,7 +248,7 @@ def plot(
         from fxgrad.command.findings import load_flows
         from fxgrad.command.plotting import plain, shown, write_figures
 
-        flows = load_flows(files)
+        flows = load_flows(files, spread=True)
         part = shown(flows, norm, values or [])
         if sys.stdout.isatty():
             Console().print(part)
@@ -248,6 +257,10 @@ def plot(
         write_figures(flows, output or [], norm, values or [])
         for path in output or []:
             typer.echo(f"wrote {path}")
+
+
+app.command("log")(log_run)
+app.command("export")(export_run)
 
 
 @app.command()

@@ -7,22 +7,25 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from fxgrad.command.outputs import check_paths, replace_all
+from fxgrad.command.recorded import recorded
 from fxgrad.diagnosis import diagnose
 from fxgrad.errors import OptionError
 from fxgrad.render.findings import plain_text
 from fxgrad.render.findings_json import findings_json
 from fxgrad.render.sarif import Origin, to_sarif
-from fxgrad.schema import RULES, Diagnosis, GradientFlow
-from fxgrad.store import load_series
+from fxgrad.run_file import Run
+from fxgrad.schema import RULES, Diagnosis, Finding, FlowSeries, GradientFlow
 
-__all__ = ["Format", "Judged", "Wanted", "judge", "load_flows"]
+__all__ = ["Format", "Judged", "Wanted", "judge", "load_findings", "load_flows"]
 
 Format = Literal["text", "json", "sarif"]
+_LATEST = 128  # flows of a run that are judged: as many as a watch has in memory
+_SPREAD = 400  # flows of a run that are plotted
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,20 +93,32 @@ class Judged:
         return [f"--fail-on {rule}: was not checked: {lacking[rule]}" for rule in rules if rule in lacking]
 
 
-def judge(flows: Sequence[GradientFlow]) -> Judged:
-    """What the checks say of one flow, or of a series."""
+def judge(flows: Sequence[GradientFlow], recorded_findings: Sequence[Finding] = ()) -> Judged:
+    """What the checks say of one flow, or of a series; and, behind that, what was found while a run was written."""
     series = tuple(flows)
-    return Judged(series, diagnose(series[0] if len(series) == 1 else series))
+    found = diagnose(series[0] if len(series) == 1 else series)
+    known = {(finding.rule, finding.place) for finding in found.findings}
+    earlier = {(finding.rule, finding.place): finding for finding in reversed(recorded_findings)}
+    more = [finding for key, finding in reversed(earlier.items()) if key not in known]
+    return Judged(series, replace(found, findings=(*found.findings, *more)))
 
 
-def load_flows(paths: Sequence[Path]) -> tuple[GradientFlow, ...]:
-    """The flows of all files, in the order of the files; each is one flow or a saved series.
+def load_findings(paths: Sequence[Path]) -> list[Finding]:
+    """What was found while the run files among these were written."""
+    runs = (found for path in paths if isinstance(found := recorded(path), Run))
+    return [finding for run in runs for finding in run.findings]
+
+
+def load_flows(paths: Sequence[Path], *, spread: bool = False) -> tuple[GradientFlow, ...]:
+    """The flows of all files, in the order of the files; each is one flow, a saved series or a run.
+
+    Of a long run the latest are taken, or with ``spread`` some over its whole length.
 
     Raises:
-        FlowFileError: a file holds no flow.
+        FlowFileError, RunFileError: a file holds no flow.
         OptionError: the flows are of different models.
     """
-    flows = tuple(flow for path in paths for flow in load_series(path))
+    flows = tuple(flow for path in paths for flow in _flows_of(recorded(path), spread=spread))
     models = list(dict.fromkeys(flow.capture.model for flow in flows))
     if len(models) > 1:
         message = (
@@ -111,7 +126,18 @@ def load_flows(paths: Sequence[Path]) -> tuple[GradientFlow, ...]:
             "Diagnose them one by one"
         )
         raise OptionError(message)
+    if not flows:
+        message = f"{', '.join(map(str, paths))}: there is no flow yet: no backward pass was recorded"
+        raise OptionError(message)
     return flows
+
+
+def _flows_of(found: GradientFlow | FlowSeries, *, spread: bool) -> Sequence[GradientFlow]:
+    if isinstance(found, GradientFlow):
+        return [found]
+    if not isinstance(found, Run):
+        return found
+    return found.sampled(_SPREAD) if spread else found[max(0, len(found) - _LATEST) :]
 
 
 def _origin(flow: GradientFlow) -> Origin:

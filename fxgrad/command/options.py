@@ -11,7 +11,7 @@ from fxgrad.schema import NormWord, ScaleWord, ThemeWord
 
 __all__ = [
     "All", "Arguments", "Check", "Depth", "FailOn", "Files", "FindingsFiles", "Fold", "Forward", "Inputs", "Keywords",
-    "Loss", "Lr", "Norm", "Quiet", "Scale", "Script", "Target", "Theme", "Traceback",
+    "Loss", "Lr", "Norm", "Quiet", "Scale", "Script", "Step", "Target", "Theme", "Traceback",
 ]  # fmt: skip
 
 Target = Annotated[
@@ -50,6 +50,7 @@ Files = Annotated[
         help="Write .html, .svg, .png, .pdf, .dot, .json, .csv, .parquet, .txt. May be repeated.",
     ),
 ]
+Step = Annotated[int | None, typer.Option(metavar="N", help="Which step of a series or run. Without it: the latest.")]
 Norm = Annotated[NormWord, typer.Option(help="Which norm colours and numbers mean.")]
 Depth = Annotated[
     int | None, typer.Option(min=0, help="Module depth of the boxes in a picture. Without it: what fits one screen.")

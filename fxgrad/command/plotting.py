@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from fxgrad.render.course import Course, course_of, course_text
 from fxgrad.render.plots import plot_flow, plot_history
 from fxgrad.render.report import Report, report_text
 from fxgrad.render.words import check_norm
-from fxgrad.schema import GradientFlow, NormWord
+from fxgrad.schema import FlowSeries, GradientFlow, NormWord, Series
 
 __all__ = ["plain", "shown", "write_figures"]
 
@@ -28,7 +28,11 @@ def shown(flows: Sequence[GradientFlow], norm: NormWord, values: Sequence[str]) 
     check_norm(flows[-1], norm)
     if len(flows) == 1 and not values:
         return Report(flows[0], flows[0].findings, norm, more="fxgrad render --all")
-    return course_of(flows, norm, values)
+    return course_of(flows, norm, values, notes=_notes(flows))
+
+
+def _notes(flows: Sequence[GradientFlow]) -> Mapping[str, Series]:
+    return flows.notes if isinstance(flows, FlowSeries) else {}
 
 
 def plain(part: RenderableType) -> str:
@@ -50,7 +54,11 @@ def write_figures(
     made: dict[Path, str | bytes] = {}
     for path in paths:
         one = len(flows) == 1 and not values
-        figure = plot_flow(flows[0], norm=norm) if one else plot_history(flows, norm=norm, values=values)
+        figure = (
+            plot_flow(flows[0], norm=norm)
+            if one
+            else plot_history(flows, norm=norm, values=values, notes=_notes(flows))
+        )
         buffer = BytesIO()
         figure.savefig(buffer, format=path.suffix.removeprefix("."), dpi=160)
         made[path] = buffer.getvalue()

@@ -20,7 +20,7 @@ def pieces_of(
 ) -> tuple[list[Any], dict[int, Unmeasured]]:
     """The pieces of all edge sites of a recorded call, and why an edge has none.
 
-    ``noted``: pairs of value and site, by the native observer beside it; ``piece`` makes one.
+    ``noted``: pairs of value (or parameter) and site, by the native observer beside it; ``piece`` makes one.
     """
     value_at = {site: value for value, site in noted}
     for site, earlier in forward_record.same.items():
@@ -33,7 +33,7 @@ def pieces_of(
         for node, position in nodes:
             found = _path(starts, node)
             start = None if found is None else value_at.get(found[0])
-            if found is None or start is None or source not in value_at:
+            if found is None or start is None or start < 0 or source not in value_at:
                 break
             made.append(piece(edge, len(nodes), start, found[1], position, value_at[source]))
         if len(made) == len(nodes):

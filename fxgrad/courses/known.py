@@ -8,7 +8,7 @@ a call leaves all known courses it is still measured whole, and named by ``devia
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -210,7 +210,7 @@ class Observer:
             self._model.set_gates(number, course.gates)
         self.courses.append(course)
         if self._edges:
-            course.pieces, course.unmeasured = pieces_of(forward_record, noted, self.extension.Piece)
+            course.pieces, course.unmeasured = pieces_of(forward_record, forward.noted, self.extension.Piece)
         self._set_levels()
         if len(self.courses) > _MOST:
             self.refused = f"the model took more than {_MOST} courses"
@@ -288,7 +288,7 @@ class Observer:
             forward_record.same, forward_record.escalated = course.same, frozenset(course.call_graph.escalated)
             parameters = course.parameters
             if course.pieces is not None and forward_record.edges is not None:
-                _hook_edges(forward_record.edges, forward_record, run, course)
+                _hook_edges(forward_record.edges, forward_record, run, course, self._by_number(parameters))
         else:
             self._relearn = _AGAIN
             base, native = self.courses[run.native.plan_nearby], run.native
@@ -300,7 +300,7 @@ class Observer:
             _use(forward_record, graph)
             parameters = graph.parameters
             if forward_record.edges is not None:
-                _search_edges(forward_record.edges, forward_record, run)
+                _search_edges(forward_record.edges, forward_record, run, parameters, self._by_number(parameters))
             if len(self._latest) >= _TRIES and all(self._latest):
                 self.refused = "no call went the way that those under the Python recorder went"
             elif sum(self._latest) > _PATIENCE // 2:
@@ -308,6 +308,10 @@ class Observer:
         leaves = run.bind_leaves(parameters, [parameter for _, parameter in self._parameters] if parameters else ())
         if forward_record.deviation is not None:
             forward_record.deviation.leaves.update(leaves)
+
+    def _by_number(self, parameters: Iterable[int]) -> dict[int, Tensor]:
+        """Parameters by the number that the observer gives them."""
+        return {PARAMETERS - number: self._parameters[number][1] for number in parameters}
 
 
 def _has_passed(forward_record: ForwardRecord) -> bool:
@@ -347,12 +351,14 @@ def _named_alike(one: Course, other: Course) -> bool:
     return stems[0] == stems[1] and one.slots == other.slots and one.parameters == other.parameters
 
 
-def _hook_edges(notes: EdgeNotes, forward_record: ForwardRecord, run: Following, course: Course) -> None:
+def _hook_edges(
+    notes: EdgeNotes, forward_record: ForwardRecord, run: Following, course: Course, parameters: Mapping[int, Tensor]
+) -> None:
     edges = course.call_graph.fan_out
     start = len(course.call_graph.sites)
     notes.unmeasured = dict(course.unmeasured)
     raised = {number - start for number in course.call_graph.escalated if number >= start}
-    for edge in run.native.hook_edges(course.pieces, len(edges), raised):
+    for edge in run.native.hook_edges(course.pieces, len(edges), raised, parameters):
         notes.unmeasured[edge] = ("untraceable_use", "its place in the autograd graph is another than before")
     values = run.native.values
     forward_record.slots = (
@@ -360,9 +366,15 @@ def _hook_edges(notes: EdgeNotes, forward_record: ForwardRecord, run: Following,
     )  # fmt: skip
 
 
-def _search_edges(notes: EdgeNotes, forward_record: ForwardRecord, run: Following) -> None:
+def _search_edges(
+    notes: EdgeNotes, forward_record: ForwardRecord, run: Following, parameters: Mapping[int, Sequence[int]],
+    tensors: Mapping[int, Tensor],
+) -> None:  # fmt: skip
     """In a call whose course is not known, edges are found as after one under the Python recorder."""
     for slot, place in enumerate(run.native.places()):
         for site in (forward_record.slots or ())[slot] if place is not None else ():
             notes.at[site] = place
+    for number, sites in parameters.items():
+        for site in sites:
+            notes.note(site, tensors[PARAMETERS - number])
     hook_edges(forward_record)

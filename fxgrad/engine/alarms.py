@@ -11,9 +11,11 @@ from fxgrad.diagnosis import Evidence, FlowView, Thresholds
 from fxgrad.diagnosis.backward_failed import backward_failed
 from fxgrad.diagnosis.limits import Limit, beyond
 from fxgrad.errors import FindingWarning, OptionError
+from fxgrad.record.distributed import is_distributed
 from fxgrad.record.reading import read_gradients
 from fxgrad.record.recorder import HISTORY, EventRecord
 from fxgrad.schema import Finding, GradientFlow
+from fxgrad.schema.ranks import rank_here
 from fxgrad.torch_support.private import at_end_of_backward, current_backward
 
 OnFinding = Callable[[Finding], Any]
@@ -118,7 +120,8 @@ class Alarms:
 
     @staticmethod
     def _warn(message: str) -> None:
-        warnings.warn(message, FindingWarning, stacklevel=2)
+        who = f"rank {rank_here()}: " if is_distributed() else ""  # only the rank that it happens on knows of it
+        warnings.warn(f"{who}{message}", FindingWarning, stacklevel=2)
 
     def _try(self, function: Callable[[Any], Any], given: Any) -> None:
         try:

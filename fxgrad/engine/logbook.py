@@ -82,17 +82,19 @@ class Logbook:
         Raises:
             OptionError: one is no single number.
         """
+        taken: dict[str, float | Tensor] = {}
         for name, value in scalars.items():
             if isinstance(value, Tensor) and value.numel() == 1:
                 with torch.no_grad(), without_torch_function(), without_dispatch_modes():
-                    self._notes[name] = value.detach().clone()  # the user may go on to change it in place
+                    taken[name] = value.detach().clone()  # the user may go on to change it in place
             elif not isinstance(value, Tensor) and hasattr(value, "__float__"):
-                self._notes[name] = float(value)
+                taken[name] = float(value)
             else:
                 what = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"{value!r:.60}"
                 message = f"note({name}=...) takes one number, or a tensor with one element, but got {what}"
                 raise OptionError(message)
-        return {name: self._notes[name] for name in scalars}
+        self._notes.update(taken)
+        return taken
 
     def forward(self, step: int) -> None:
         """A training forward with this number is about to run: the step before it is complete."""

@@ -85,6 +85,7 @@ class Engine:
         self.parameters = ParameterHooks(self.recorder)
         self.loss_words = "the caller's own backward pass"
         self._numbers = itertools.count()
+        self.latest_forward = -1  # number of the latest observed call
         self._names = positional_names(forward)
         self._previous: CallGraph | None = None
         self._structure = self.modules.structure  # of which the previous call graph is
@@ -233,6 +234,7 @@ class Engine:
         forward_record = ForwardRecord(self.recorder, next(self._numbers) if observe else -1, expected)
         forward_record.leaves = self.leaves
         if observe:
+            self.latest_forward = forward_record.number
             forward_record.parameters = self.parameters.refresh(self.modules.parameters)
             forward_record.outside, forward_record.reduced = self.modules.outside, self.modules.reduced
             forward_record.edges = EdgeNotes(None) if self.options.sites == "edge" else None

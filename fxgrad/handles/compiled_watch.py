@@ -45,6 +45,7 @@ class _Observer(Observer):
         super().__init__(inner)
         self.modules = ModuleMap(model)
         self._runs: weakref.WeakSet[GraphRun] = weakref.WeakSet()  # whose autograd graph is there
+        self.latest_forward = -1
 
     def listed(self) -> list[tuple[int, tuple[str, ...], Tensor]]:
         """The parameters now, with their numbers."""
@@ -60,6 +61,7 @@ class _Observer(Observer):
     def _begin(self, graph: Graph, args: Sequence[Any]) -> GraphRun:
         run = super()._begin(graph, args)
         self._runs.add(run)
+        self.latest_forward = run.forward
         return run
 
     @property
@@ -112,6 +114,11 @@ class CompiledEngine:
         result = self._observed(*args, **kwargs)
         self.observer.note(accumulating=forward_record.accumulating)
         return result
+
+    @property
+    def latest_forward(self) -> int:
+        """Number of the latest observed call."""
+        return self.observer.latest_forward
 
     def rest(self) -> None:
         """Before a call that is not observed: parameters carry no hooks, unless a backward is still to come."""

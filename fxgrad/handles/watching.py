@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -22,8 +23,8 @@ from fxgrad.engine.training import Training, checked_optimizers, checked_scaler
 from fxgrad.errors import NoFlowError, WatchError
 from fxgrad.handles.graphs import GraphEngine
 from fxgrad.record.distributed import TIMEOUT, flow_of_ranks, is_distributed
-from fxgrad.record.recorder import EventRecord
-from fxgrad.schema import Diagnosis, Finding, GradientFlow, History, Level, RunFileReport
+from fxgrad.record.recorder import HISTORY, EventRecord
+from fxgrad.schema import Diagnosis, Finding, GradientFlow, History, Level, RunFileReport, Series
 
 if TYPE_CHECKING:
     from fxgrad.diagnosis import Thresholds
@@ -97,6 +98,8 @@ class Watch:
         self._every = every
         self._forwards = 0
         self._paused = False
+        self._seen = False  # whether a backward pass may come to the latest call
+        self._noted: deque[tuple[int, dict[str, float | torch.Tensor]]] = deque(maxlen=HISTORY)
         self.one_shot = False
 
     def _surround(self, around: Around) -> None:
@@ -130,7 +133,9 @@ class Watch:
             self._forwards += 1
             if (self._forwards - 1) % self._every:
                 self.engine.rest()
+                self._seen = False
                 return False
+        self._seen = torch.is_grad_enabled()
         return True
 
     def returned(self, result: Any) -> None:
@@ -178,7 +183,8 @@ class Watch:
     def history(self) -> History:
         """The flows of the latest backward events (at most 128), oldest first; one per forward call of an event."""
         self._patched.stay()
-        return History(self.engine.history())
+        flows = History(self.engine.history())
+        return flows.with_notes(_by_backward(flows, self._noted)) if self._noted else flows
 
     def diagnose(self, thresholds: Thresholds | None = None) -> Diagnosis:
         """What the rules say of ``history``: ``fxgrad.diagnosis.diagnose`` over it.
@@ -197,9 +203,10 @@ class Watch:
         return found
 
     def note(self, **scalars: float | torch.Tensor) -> None:
-        """Keep numbers that stand beside the gradients in the logs: ``watch.note(loss=loss)``.
+        """Keep numbers that stand beside the gradients: ``watch.note(loss=loss)`` after the forward of a step.
 
-        The latest of each name is written.  A tensor with one element stays on its device until then.
+        They are in ``history.notes`` and above its plot; the latest of each name is written to the logs.
+        A tensor with one element stays on its device until then.
 
         Raises:
             OptionError: one is no single number.
@@ -207,6 +214,8 @@ class Watch:
         kept = self._logbook.note(scalars)
         if self._run is not None:
             self._run.note(kept)
+        if self._seen:
+            self._noted.append((self.engine.latest_forward, kept))
 
     def log(self, step: int | None = None) -> bool:
         """Write the latest flow, its findings and the notes to the logs of ``log_to`` now.
@@ -289,6 +298,16 @@ class Watch:
     ) -> None:
         """Remove the watch."""
         self.remove()
+
+
+def _by_backward(flows: History, noted: Iterable[tuple[int, Mapping[str, float | torch.Tensor]]]) -> dict[str, Series]:
+    """What was noted behind forward calls, by the backward passes that ran through them.  Waits for the device."""
+    passes = {flow.event.forward: flow.event.backward for flow in flows}
+    found: dict[str, dict[int, float]] = {}
+    for forward, notes in noted:
+        for name, value in notes.items() if forward in passes else ():
+            found.setdefault(name, {})[passes[forward]] = float(value)
+    return {name: Series(name, "", tuple(steps), tuple(steps.values())) for name, steps in found.items()}
 
 
 def _each(ended: Sequence[Callable[[list[EventRecord]], None]]) -> Callable[[list[EventRecord]], None]:

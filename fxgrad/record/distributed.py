@@ -17,7 +17,7 @@ from torch import Tensor
 from torch import distributed as dist
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # missing in its __all__ only
 
-from fxgrad.errors import NoFlowError, RanksError
+from fxgrad.errors import NoFlowError, OptionError, RanksError
 from fxgrad.plain import from_plain, plain
 from fxgrad.record.rank_facts import Facts, facts_of
 from fxgrad.record.rows import rows_of
@@ -43,6 +43,7 @@ def flow_of_ranks(flow: GradientFlow | None, *, timeout: float = TIMEOUT, group:
     Raises:
         RanksError: ranks did not come to this call in time, or came to another one.
         NoFlowError: no rank has a flow.
+        OptionError: ``timeout`` is no positive number.
     """
     found = _exchange("flow", [] if flow is None else [flow], timeout, group)
     parts = [part for parts in found.parts for part in parts]
@@ -58,7 +59,7 @@ def flows_of_ranks(
     """Several flows of all ranks, put together by the number of the backward event; arguments as for one.
 
     Raises:
-        RanksError: as for one.
+        RanksError, OptionError: as for one.
     """
     found = _exchange("history", flows, timeout, group)
     events: dict[tuple[int, int], list[Part]] = {}
@@ -80,6 +81,9 @@ class _Found:
 
 
 def _exchange(what: str, flows: Sequence[GradientFlow], timeout: float, group: Any) -> _Found:
+    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not 0 < timeout < float("inf"):
+        message = f"timeout= takes the seconds that ranks wait for each other, above 0, but got {timeout!r:.40}"
+        raise OptionError(message)
     spread = is_distributed(group)
     rank = dist.get_rank(group) if spread else 0
     own = packed(flows, rank)
@@ -87,10 +91,10 @@ def _exchange(what: str, flows: Sequence[GradientFlow], timeout: float, group: A
         return _Found([unpacked(own.payload, rank)], own.courses)
     meeting = _Meeting(group, timeout)
     told = {"what": what, "bytes": own.payload.numel(), "courses": sorted(own.courses)}
-    plan = meeting.agree(told, own.courses)
-    payloads = meeting.gather(own.payload, plan["bytes"])
+    call_graph = meeting.agree(told, own.courses)
+    payloads = meeting.gather(own.payload, call_graph["bytes"])
     meeting.done()
-    courses = {name: from_json(text) for name, text in plan["unknown"].items()} | own.courses
+    courses = {name: from_json(text) for name, text in call_graph["unknown"].items()} | own.courses
     return _Found([unpacked(payload, number) for number, payload in enumerate(payloads)], courses)
 
 
@@ -169,18 +173,18 @@ class _Meeting:
         self._store.set(self._key(str(self.rank)), json.dumps(told))
         if self.rank == 0:
             self._store.set(self._key("plan"), json.dumps(self._planned()))
-        plan: dict[str, Any] = json.loads(self._get(self._key("plan"), "rank 0", (0,), self.timeout * 1.5 + 5.0))
-        if plan["error"]:
-            raise RanksError(plan["error"], tuple(plan["ranks"]))
-        for course, first in plan["needed"].items():  # the keys stay: the next read may need them again
+        call_graph: dict[str, Any] = json.loads(self._get(self._key("plan"), "rank 0", (0,), self.timeout * 1.5 + 5.0))
+        if call_graph["error"]:
+            raise RanksError(call_graph["error"], tuple(call_graph["ranks"]))
+        for course, first in call_graph["needed"].items():  # the keys stay: the next read may need them again
             if first == self.rank and not self._store.check([f"course {course}"]):
                 self._store.set(f"course {course}", to_json(courses[course]))
-        plan["unknown"] = {
+        call_graph["unknown"] = {
             course: self._get(f"course {course}", f"rank {first}", (first,), self.timeout)
-            for course, first in plan["needed"].items()
+            for course, first in call_graph["needed"].items()
             if course not in courses
         }
-        return plan
+        return call_graph
 
     def _planned(self) -> dict[str, Any]:
         """Who is there, and what is to be exchanged."""
@@ -249,7 +253,7 @@ class _Meeting:
         """Leave little in the store: what nobody can ask for any more is deleted."""
         before = self._number - 1
         self._store.delete_key(self._key(str(self.rank), before))
-        if self.rank == 0:  # all have come to this read, so that they have read the plan of the one before
+        if self.rank == 0:  # all have come to this read, so that they have read the call graph of the one before
             self._store.delete_key(self._key("plan", before))
 
 

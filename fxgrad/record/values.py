@@ -22,6 +22,8 @@ from fxgrad.schema import Level, Placement
 from fxgrad.torch_support.private import storage_of, version_of
 from fxgrad.torch_support.shards import is_sharded, local_part, placement_of
 
+_SINGLES: BufferKey = (torch.device("cpu"), "full")
+
 
 class Units(NamedTuple):
     """The active entries of an activation's output, by unit.
@@ -148,8 +150,25 @@ class ForwardValues:
 
     def take_state(self, tensors: Iterable[Tensor]) -> None:
         """Parameters and buffers, as they are now.  Call under ``no_grad``.  Never raises."""
-        for number, tensor in enumerate(tensors):
-            self._take(self._state, number, tensor)
+        listed = list(tensors)
+        done = self._take_at_once(listed)
+        for number, tensor in enumerate(listed):
+            if not done or not done[number]:
+                self._take(self._state, number, tensor)
+
+    def _take_at_once(self, tensors: list[Tensor]) -> bytes:
+        """What the native reductions take of ``tensors``, in one call; by tensor, whether it was."""
+        memory, taken = self._memory, self._state
+        if memory is None or self._library is None or self.level != "full" or not tensors:
+            return b""
+        taken.slots.views(_SINGLES, len(tensors))
+        done: bytes = self._library.full_of_all(tensors, taken.slots.buffers[_SINGLES])
+        taken.sources.add(_SINGLES)
+        taken.readings = [
+            (_SINGLES, tensor.shape, tensor.numel(), number) if one else None
+            for number, (tensor, one) in enumerate(zip(tensors, done, strict=True))
+        ]
+        return done
 
     @staticmethod
     def _extend(taken: _Taken, index: int) -> None:

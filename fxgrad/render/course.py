@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from io import StringIO
+from types import MappingProxyType
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.text import Text
@@ -16,7 +17,7 @@ from fxgrad.render.profile import LINES, bar_of, short_middle, thinned
 from fxgrad.render.report import text_width
 from fxgrad.render.scale import Size, joint, scale_of
 from fxgrad.render.words import Look, look_of, number, printable
-from fxgrad.schema import Finding, GradientFlow, NormWord, Site
+from fxgrad.schema import Finding, GradientFlow, NormWord, Series, Site
 
 __all__ = ["Course", "Line", "course_of", "course_text"]
 
@@ -49,6 +50,7 @@ class Course:
         lines: the blocks, inputs first.
         chosen: the values that were asked for.
         findings: what the checks say of each step.
+        losses: what was noted as a loss: its name, and its value at each step, None where there is none.
     """
 
     model: str
@@ -58,6 +60,7 @@ class Course:
     lines: tuple[Line, ...]
     chosen: tuple[Line, ...] = ()
     findings: tuple[tuple[Finding, ...], ...] = ()
+    losses: tuple[tuple[str, tuple[float | None, ...]], ...] = ()
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
         """The heat map, and below it the findings by the step in which they came."""
@@ -67,6 +70,9 @@ class Course:
             f"{self.model}: {self.norm} of the gradient, backward {first} to {last} (▅ as at the loss, lower is less)"
         )
         yield Text(printable(words), "bold")
+        for loss, values in self.losses:
+            known = [value for value in values if value is not None]
+            yield Text(printable(f"{loss}: {number(known[0])} … {number(known[-1])}, at least {number(min(known))}"))
         name = min(_NAME, width // 3, max((len(line.name) for line in self._shown), default=1))
         room = max(1, min(count, width - name - 2 - 9))
         for line in self._shown:
@@ -108,9 +114,12 @@ class Course:
 
 
 def course_of(
-    flows: Sequence[GradientFlow], norm: NormWord = "l2_norm", values: Sequence[str] = (), *, judged: bool = True
-) -> Course:
+    flows: Sequence[GradientFlow], norm: NormWord = "l2_norm", values: Sequence[str] = (), *, judged: bool = True,
+    notes: Mapping[str, Series] = MappingProxyType({}),
+) -> Course:  # fmt: skip
     """The course of each block of the latest flow, and of chosen values, over all flows of one model.
+
+    Of the ``notes`` those are shown whose name has "loss" in it.
 
     Raises:
         SiteNotFoundError: the latest flow has no value of that name.
@@ -130,7 +139,18 @@ def course_of(
         tuple(_line(box.name, box.outputs, tables, norm) for box in _ended(boxes)),
         tuple(_line(site.id, [site], tables, norm) for site in chosen),
         tuple(flow.findings if judged else () for flow in flows),
+        tuple(_losses(flows, notes)),
     )
+
+
+def _losses(
+    flows: Sequence[GradientFlow], notes: Mapping[str, Series]
+) -> Iterator[tuple[str, tuple[float | None, ...]]]:  # fmt: skip
+    for name, noted in notes.items():
+        known = dict(zip(noted.steps, noted.values, strict=True))
+        values = tuple(known.get(flow.event.backward) for flow in flows)
+        if "loss" in name.lower() and any(value is not None for value in values):
+            yield name, values
 
 
 def _ended(boxes: Sequence[Box]) -> Sequence[Box]:

@@ -11,7 +11,7 @@ from fxgrad.render.scale import scale_of
 from fxgrad.render.words import look_of, norm_words, number, printable, rewritten_words, shape_words, short_source
 from fxgrad.schema import GradientFlow, Site
 
-__all__ = ["history_text", "site_text"]
+__all__ = ["flow_line", "history_text", "site_text"]
 
 _SHOWN = 30  # flows of a history
 
@@ -45,16 +45,20 @@ def history_text(flows: Sequence[GradientFlow]) -> str:
     if not flows:
         return "no flow yet"
     lines = [f"{len(flows)} flows of {flows[-1].capture.model}, oldest first (l2_norm)"]
-    for flow in flows[-_SHOWN:]:
-        size = scale_of(flow)
-        measured = [site for site in backward_order(flow) if look_of(site.statistics) == "measured"]
-        bad = sum(look_of(site.statistics) == "nonfinite" for site in flow.sites)
-        words = [f"backward {flow.event.backward}: {number(size.reference) if size.relative else '-'} at the loss side"]
-        if measured:
-            words.append(f"{number(measured[-1].l2_norm)} at {measured[-1].id}")
-        if bad:
-            words.append(f"{bad} values with NaN or Inf")
-        lines.append(", ".join(words))
+    lines += [f"backward {flow.event.backward}: {flow_line(flow)}" for flow in flows[-_SHOWN:]]
     width = text_width()
     cut = [line if len(line) <= width else f"{line[: width - 1]}…" for line in map(printable, lines)]
     return "\n".join([*cut, f"and {len(flows) - _SHOWN} before" if len(flows) > _SHOWN else ""]).rstrip()
+
+
+def flow_line(flow: GradientFlow) -> str:
+    """The norm at the loss side and at the inputs of one flow, and what is not finite."""
+    size = scale_of(flow)
+    measured = [site for site in backward_order(flow) if look_of(site.statistics) == "measured"]
+    bad = sum(look_of(site.statistics) == "nonfinite" for site in flow.sites)
+    words = [f"{number(size.reference) if size.relative else '-'} at the loss side"]
+    if measured:
+        words.append(f"{number(measured[-1].l2_norm)} at {measured[-1].id}")
+    if bad:
+        words.append(f"{bad} values with NaN or Inf")
+    return ", ".join(words)

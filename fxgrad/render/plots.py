@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from fxgrad.errors import OptionError
@@ -13,7 +14,7 @@ from fxgrad.render.course import Course, course_of
 from fxgrad.render.scale import DECADES, colour, scale_of
 from fxgrad.render.themes import THEMES
 from fxgrad.render.words import check_norm, look_of
-from fxgrad.schema import GradientFlow, NormWord
+from fxgrad.schema import GradientFlow, NormWord, Series
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -42,7 +43,7 @@ def plot_flow(flow: GradientFlow, path: str | Path | None = None, *, norm: NormW
         site.id: site.statistics.norm(norm) or 0.0
         for site in sites if site.statistics is not None and look_of(site.statistics) == "measured"
     }  # fmt: skip
-    figure, axes = _figure(9.0, 4.0)
+    figure, axes = _figure(9.0, [4.0])
     axes.plot([places[name] for name in norms], list(norms.values()), color=_LIGHT.line, linewidth=0.8, zorder=1)
     axes.scatter(
         [places[name] for name in norms], list(norms.values()), c=[size.colour(value) for value in norms.values()],
@@ -69,9 +70,11 @@ def plot_flow(flow: GradientFlow, path: str | Path | None = None, *, norm: NormW
 
 def plot_history(
     flows: Sequence[GradientFlow], path: str | Path | None = None, *, norm: NormWord = "l2_norm",
-    values: Sequence[str] = (),
+    values: Sequence[str] = (), notes: Mapping[str, Series] = MappingProxyType({}),
 ) -> Figure:  # fmt: skip
-    """A heat map of blocks over steps in the colours of the scale; above it the loss side, findings and chosen values.
+    """A heat map of blocks over steps in the colours of the scale.
+
+    Above it the loss, where one was noted; then the loss side, findings and chosen values.
 
     Raises:
         OptionError: matplotlib is not installed, there is no flow, or ``norm`` is unknown or was not measured.
@@ -81,12 +84,27 @@ def plot_history(
         message = "there is no flow to plot yet: run a backward pass under the watch first"
         raise OptionError(message)
     check_norm(flows[-1], norm)
-    course = course_of(flows, norm, values)
-    figure, (above, below) = _figure(9.0, 2.6 + 0.24 * len(course.lines), rows=2)
+    course = course_of(flows, norm, values, notes=notes)
+    heights = [0.9] * bool(course.losses) + [1.3, max(1.5, 1.0 + 0.24 * len(course.lines))]
+    figure, (*top, above, below) = _figure(9.0, heights)
+    for axes in top:
+        _losses(axes, course)
     _lines(above, course)
     _heat(below, course)
-    above.set_title(f"{course.model}: {norm} of the gradient over steps", loc="left", fontsize=10)
+    (*top, above)[0].set_title(f"{course.model}: {norm} of the gradient over steps", loc="left", fontsize=10)
     return _finished(figure, path)
+
+
+def _losses(axes: Any, course: Course) -> None:
+    values = [[math.nan if v is None else v for v in line] for _, line in course.losses]
+    for (name, _), line in zip(course.losses, values, strict=True):
+        axes.plot(range(len(course.steps)), line, linewidth=1.2, label=name)
+    if all(math.isnan(v) or v > 0 for line in values for v in line):
+        axes.set_yscale("log")
+    axes.tick_params(axis="y", which="both", labelsize=7)
+    axes.set_xlim(-0.5, len(course.steps) - 0.5)
+    axes.tick_params(labelbottom=False)
+    axes.legend(fontsize=7, frameon=False, loc="best")
 
 
 def _lines(axes: Any, course: Course) -> None:
@@ -152,12 +170,10 @@ def _module(name: str) -> Any:
         raise OptionError(message) from error
 
 
-def _figure(width: float, height: float, rows: int = 1) -> tuple[Any, Any]:
-    """A figure of its own, that no pyplot keeps, and its axes."""
-    figure = _module("matplotlib.figure").Figure(figsize=(width, height), layout="constrained")
-    if rows == 1:
-        return figure, figure.subplots()
-    return figure, figure.subplots(rows, 1, gridspec_kw={"height_ratios": [1.5, max(1.5, height - 2)]})
+def _figure(width: float, heights: Sequence[float]) -> tuple[Any, Any]:
+    """A figure of its own, that no pyplot keeps, and its axes: one below the other where there are several heights."""
+    figure = _module("matplotlib.figure").Figure(figsize=(width, sum(heights)), layout="constrained")
+    return figure, figure.subplots(len(heights), 1, gridspec_kw={"height_ratios": heights})
 
 
 def _finished(figure: Any, path: str | Path | None) -> Figure:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 from fxgrad.presenting import presenter
@@ -51,6 +52,11 @@ class FlowSeries(Sequence[GradientFlow]):
     """
 
     __slots__ = ()
+
+    @property
+    def notes(self) -> Mapping[str, Series]:
+        """What was noted (``watch.note(loss=loss)``), by name."""
+        return {}
 
     @property
     def steps(self) -> tuple[int, ...]:
@@ -113,7 +119,7 @@ class FlowSeries(Sequence[GradientFlow]):
     def plot(
         self, path: str | Path | None = None, *, norm: NormWord = "l2_norm", values: Sequence[str] = ()
     ) -> Figure:  # fmt: skip
-        """A heat map of blocks over steps, the loss side and ``values`` above it, as a matplotlib figure.
+        """A heat map of blocks over steps; above it the loss (if noted), the loss side and ``values``; in matplotlib.
 
         Saved to ``path`` if given.  Of more than 400 flows an even sample is shown.  ``fxgrad plot`` draws it in a
         terminal, too, without matplotlib.
@@ -124,7 +130,7 @@ class FlowSeries(Sequence[GradientFlow]):
         """
         shown = self.sampled(_PLOTTED)
         path = path_here(self[-1].ranks if path is not None and len(self) else None, path)
-        return presenter().plot_history(shown, path, norm=norm, values=values)
+        return presenter().plot_history(shown, path, norm=norm, values=values, notes=self.notes)
 
     def __str__(self) -> str:
         """A line for each backward pass: what went in at the loss side, what came to the inputs, and NaN or Inf."""
@@ -134,10 +140,21 @@ class FlowSeries(Sequence[GradientFlow]):
 _PLOTTED = 400  # flows of a heat map: more than it has room for
 
 
-class History(tuple[GradientFlow, ...], FlowSeries):
+class History(tuple[GradientFlow, ...], FlowSeries):  # noqa: SLOT001  # it holds its notes
     """A tuple of flows, oldest first, that reads as one line for each of them."""
 
-    __slots__ = ()
+    _notes: Mapping[str, Series] = MappingProxyType({})
+
+    @property
+    def notes(self) -> Mapping[str, Series]:
+        """What was noted (``watch.note(loss=loss)``) at the steps that have a flow, by name."""
+        return self._notes
+
+    def with_notes(self, notes: Mapping[str, Series]) -> History:
+        """The same flows, with these."""
+        made = History(self)
+        made._notes = notes
+        return made
 
     def reduced(self, *, timeout: float = 120.0, group: Any = None) -> History:
         """The same of all ranks of a distributed run, event by event; on each of them, by one collective.

@@ -52,6 +52,8 @@ class Looking:
 
     def __exit__(self, *error: object) -> None:
         """Look on no longer."""
+        if self in _THREAD.unhooked:  # a compiled call that began inside of this one, and that dynamo never ended
+            _THREAD.ends()
         _Entry.use(-1)
         _THREAD.lookings.remove(self)
         self.mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
@@ -77,19 +79,21 @@ class _Thread(threading.local):
     def __init__(self) -> None:
         self.lookings: list[Looking] = []
         self.away: Any = None
+        self.unhooked: tuple[Looking, ...] = ()  # for its time
         self.put_back: Callable[[], None] | None = None
 
     def begins(self, call: Any) -> None:
-        self.away = call
-        for looking in reversed(self.lookings):
+        self.away, self.unhooked = call, tuple(self.lookings)
+        for looking in reversed(self.unhooked):
             looking.unhook()
         self.put_back = _take_modes_out({id(looking.mode) for looking in self.lookings})
 
     def ends(self) -> None:
         if self.put_back is not None:
             self.put_back()
+        unhooked, self.unhooked = self.unhooked, ()
         self.away = self.put_back = None
-        for looking in self.lookings:
+        for looking in unhooked:
             looking.hook()
 
 

@@ -15,6 +15,8 @@ from fxgrad.schema import Placement
 __all__ = ["in_fsdp", "is_fsdp", "is_sharded", "local_part", "placement_of"]
 
 _PLAIN = (Tensor, nn.Parameter)
+#: Torch's own Python between a call and the function that it comes to.
+_BETWEEN = ("torch._ops", "torch._tensor", "torch.functional", "torch.overrides")
 PARTIAL = "each rank has a part of the sum only, and the ranks would have to add them up to measure it"
 
 
@@ -36,7 +38,7 @@ def is_fsdp(module: nn.Module) -> bool:
 def in_fsdp() -> bool:
     """Whether ``fully_shard`` itself made the call: it gathers parameters in hooks of the forward."""
     frame: Any = sys._getframe(2)  # noqa: SLF001  # inspect.stack() reads source files
-    if frame.f_globals.get("__name__") == "torch._ops":  # an operator of its own
+    while frame.f_globals.get("__name__") in _BETWEEN and frame.f_back is not None:
         frame = frame.f_back
     return "torch.distributed.fsdp." in frame.f_globals.get("__name__", "")
 

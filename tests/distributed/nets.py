@@ -8,8 +8,9 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
@@ -59,16 +60,24 @@ def loss_of(model: nn.Module, rank: int, step: int, rows: int = 4) -> Tensor:
     return F.mse_loss(model(x), y)
 
 
-def sharded(net: Any) -> Any:
+def sharded(net: Any, **options: Any) -> Any:
     for block in net.blocks:
-        fully_shard(block)
-    return fully_shard(net)
+        fully_shard(block, **options)
+    return fully_shard(net, **options)
 
 
 def spread(kind: str, net: Net) -> nn.Module:
     """The model as it trains, by the word for how."""
     if kind == "fsdp":
         return sharded(net)
+    if kind == "mixed fsdp":
+        net.norm = nn.Identity()
+        for number, block in enumerate(net.blocks):
+            net.blocks[number] = checkpoint_wrapper(block)
+        return sharded(net, mp_policy=MixedPrecisionPolicy(torch.bfloat16, torch.float32))
+    if kind == "hsdp":
+        mesh = dist.init_device_mesh("cpu", (2, dist.get_world_size() // 2), mesh_dim_names=("copies", "shards"))
+        return sharded(net, mesh=mesh)
     if kind == "tensor parallel":
         mesh = dist.init_device_mesh("cpu", (dist.get_world_size(),))
         for block in net.blocks:

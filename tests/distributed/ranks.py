@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import tempfile
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from tests.distributed.nets import WIDTH, batch, loss_of, make, spread, watched
 from tests.distributed.start import Gone
 
 STEPS = 50
-KINDS = ("ddp", "static graph", "unused", "comm hook", "fsdp", "tensor parallel")
+KINDS = ("ddp", "static graph", "unused", "comm hook", "fsdp", "mixed fsdp", "tensor parallel")
 WHERE = {"ddp": ("before", "inside", "outside"), "fsdp": ("before", "outside")}
 
 
@@ -143,7 +144,7 @@ def by_hand(kind: str, rank: int) -> dict[str, dict[str, float]]:
     for name, module in model.named_modules():
         if isinstance(module, (nn.Linear, nn.BatchNorm1d)):
             module.register_forward_hook(catch(name))
-    if kind == "fsdp":
+    if kind != "ddp":
         whole = dict(model.named_parameters())
     else:
         whole = {}
@@ -159,7 +160,7 @@ def by_hand(kind: str, rank: int) -> dict[str, dict[str, float]]:
 def global_statistics(rank: int) -> dict[str, Any]:
     """What gathered gradients say, and what the reduced flow says, for both recorders."""
     found: dict[str, Any] = {}
-    for kind in ("ddp", "fsdp"):
+    for kind in ("ddp", "fsdp") if dist.get_world_size() == 2 else ("ddp", "fsdp", "hsdp"):
         wanted = by_hand(kind, rank)
         for native in (True, False):
             model, watch = watched(kind, "outside", statistics="full", native=native)
@@ -255,6 +256,15 @@ def fault_on_one_rank(rank: int) -> Any:
     return found
 
 
+def warned(rank: int) -> list[str]:
+    """What a limit says that is passed on one rank."""
+    model = Branched()
+    with fxgrad.watch(model, limits={"l2_norm": 1e6}), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model(batch(rank, 0)[0] * (1e9 if rank else 1.0), extra=False).square().mean().backward()
+    return [str(one.message) for one in caught if one.category is fxgrad.FindingWarning]
+
+
 def writes(rank: int) -> list[str]:
     """Which files each rank writes."""
     model = Branched()
@@ -316,7 +326,7 @@ def many_steps(rank: int) -> Any:
         if step in {300, 1999}:
             gc.collect()
             objects = gc.get_objects()
-            tensors = sum(isinstance(one, Tensor) for one in objects)
+            tensors = sum(issubclass(type(one), Tensor) for one in objects)
             counted.append((tensors, round(len(objects), -3), len(list(Path("/proc/self/fd").iterdir()))))
     return counted
 

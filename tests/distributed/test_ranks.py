@@ -10,14 +10,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+import fxgrad
 from fxgrad.schema import Diagnosis, GradientFlow
 from tests.distributed import ranks, start
+from tests.distributed.nets import batch, make
 
 pytestmark = pytest.mark.skipif(not dist.is_available(), reason="torch was built without torch.distributed")
 COUNTS = ("numel", "nan_count", "inf_count", "zero_count", "flush_count", "subnormal_count", "overflow_count")
 TWO = (
     "nothing_changes_in_short", "nothing_changes_in_accumulation", "global_statistics", "tensor_parallel", "unreduced",
-    "another_course", "fault_on_one_rank", "writes", "refused", "dies",
+    "another_course", "fault_on_one_rank", "writes", "warned", "refused", "dies",
 )  # fmt: skip
 
 
@@ -119,7 +121,10 @@ def test_fully_shard_says_what_it_did_not_reduce_and_what_it_added_to(two: list[
         assert all(record.measured for record in reduced.parameters)
         assert {record.reason for record in added.parameters} == {"statistic_failed"}
         keys = [[node.key for node in flow.nodes] for flow in (kept, reduced, added)]
-        assert keys[0] == keys[1] == keys[2], "what fully_shard does is no part of the model"
+        plain = fxgrad.gradient_flow(make(), batch(0, 0)[0], capture="eager")
+        for found_keys in keys:
+            own = [key for key in found_keys if "RegisterPostBackwardFunction" not in key]
+            assert own == [node.key for node in plain.nodes], "what fully_shard does is no part of the model"
         for flow in (kept, reduced, added):
             assert not [one for one in flow.findings if one.rule in {"unused", "detached"}]
 
@@ -157,6 +162,12 @@ def test_findings_of_all_ranks_say_which(two: list[dict[str, Any]]) -> None:
 
 def test_a_reduced_flow_is_written_by_rank_0_only(two: list[dict[str, Any]]) -> None:
     assert found(two, "writes") == [["own0.json", "reduced.json"], ["own1.json"]]
+
+
+def test_a_limit_is_told_by_the_rank_that_passed_it(two: list[dict[str, Any]]) -> None:
+    first, second = found(two, "warned")
+    assert not first
+    assert second[0].startswith("rank 1: ")
 
 
 def test_ranks_that_do_not_come_are_named_and_nobody_hangs(two: list[dict[str, Any]]) -> None:

@@ -59,7 +59,9 @@ def history(built: Built) -> Diagnosis:
     """What is said of a short training run."""
     optimizer = built.optimized()
     options: dict[str, Any] = {"statistics": "full", "sites": "edge", "forward": True, "scaler": built.scaler}
-    with warnings.catch_warnings(), fxgrad.watch(built.model, optimizer=optimizer, **options) as watch:
+    if built.known:
+        options["optimizer"] = optimizer
+    with warnings.catch_warnings(), fxgrad.watch(built.model, **options) as watch:
         warnings.simplefilter("ignore")
         built.train(optimizer)
         return diagnose(watch.history)

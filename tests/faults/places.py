@@ -123,5 +123,9 @@ def _stepping(make: Callable[[], Built], steps: int, each: Each | None) -> Built
             optimizer.step()
 
     return dataclasses.replace(
-        make(), steps=steps, loop=loop, optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=1e-3)
+        make(),
+        steps=steps,
+        loop=loop,
+        optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=1e-3),
+        known=False,
     )

@@ -36,6 +36,7 @@ class Built:
         scaler: what the loop scales its losses with.
         kwargs: further arguments of the model.
         trains: whether some steps on this batch lower the loss.
+        known: whether the watch is given the optimizer.
     """
 
     model: nn.Module
@@ -48,6 +49,7 @@ class Built:
     scaler: torch.amp.GradScaler | None = None
     kwargs: dict[str, Any] = field(default_factory=dict)
     trains: bool = True
+    known: bool = True
 
     def at(self, step: int) -> tuple[tuple[Any, ...], Loss]:
         """Arguments and loss of a step."""

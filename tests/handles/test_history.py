@@ -138,3 +138,23 @@ def test_the_findings_of_a_flow_are_worked_out_once(monkeypatch: pytest.MonkeyPa
     assert flow.findings == flow.diagnosis.findings
     assert flow.not_checked == flow.diagnosis.not_checked
     assert len(judged) == 1
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_notes_stand_at_the_backward_pass_of_their_forward(every: int) -> None:
+    model = Scaled()
+    with fxgrad.watch(model, every=every) as watch:
+        assert dict(watch.history.notes) == {}
+        for step in range(7):
+            loss = model(torch.full((2,), 1.0 + step)).sum()
+            watch.note(loss=loss, rate=0.1 / (1 + step))
+            loss.backward()
+            with torch.no_grad():
+                loss.zero_()  # what was noted is the number that it had
+        history = watch.history
+    assert [flow.event.forward for flow in history] == list(history.notes["loss"].steps)
+    assert len(history) == -(-7 // every)
+    want = [Scaled()(torch.full((2,), 1.0 + step)).sum().item() for step in range(0, 7, every)]
+    assert history.notes["loss"].values == tuple(want)
+    assert len(history.notes["rate"]) == len(history)
+    assert watch.history.notes == history.notes

@@ -273,3 +273,24 @@ def test_the_self_check_sees_a_single_wrong_count(native: Any) -> None:
             row[8] += values.numel() == 7
 
     assert self_check(Wrong()) == f"flush_count of 7 entries of torch.float32 by the {native.variant()} loops"
+
+
+def test_many_tensors_at_once(native: Any) -> None:
+    torch.manual_seed(0)
+    tensors: list[Any] = [
+        nn.Parameter(torch.randn(3, 5)), torch.randn(7).half(), torch.randn(4, dtype=torch.float64), torch.arange(3),
+        torch.randn(2, 6)[:, ::2], torch.tensor([math.nan, 0.0, 2.0]), TwoTensor(torch.ones(2), torch.ones(2)),
+    ]  # fmt: skip
+    rows = torch.full((8, 11), math.nan, dtype=torch.float64)
+    taken = native.full_of_all(tensors, rows)
+    assert list(taken) == [1, 1, 0, 0, 0, 1, 0]
+    for one, tensor, row in zip(taken, tensors, rows, strict=False):
+        if one:
+            assert torch.equal(row, row_of(native, tensor.detach()))
+        else:
+            assert row.isnan().all()
+    assert rows[7].isnan().all()
+    with pytest.raises(ValueError, match="11 float64"):
+        native.full_of_all(tensors, rows[:6])
+    with pytest.raises(ValueError, match="11 float64"):
+        native.full_of_all(tensors, rows.float())

@@ -66,6 +66,7 @@ def close(one: Statistics, two: Statistics) -> None:
         assert one.sum == pytest.approx(two.sum, rel=1e-12, abs=1e-12 * (two.abs_sum or 0))
 
 
+@settings(deadline=None)
 @given(PARTS, st.sampled_from(["norm", "full"]))
 def test_merged_is_the_statistic_of_the_tensors_put_together(parts: list[list[float]], level: Level) -> None:
     tensors = [torch.tensor(part, dtype=torch.float32) for part in parts]
@@ -74,6 +75,7 @@ def test_merged_is_the_statistic_of_the_tensors_put_together(parts: list[list[fl
     close(found, measured(torch.cat(tensors), level))
 
 
+@settings(deadline=None)
 @given(PARTS, st.randoms(use_true_random=False), st.sampled_from(["norm", "full"]))
 def test_the_order_of_the_ranks_changes_no_bit(parts: list[list[float]], random, level: Level) -> None:
     found = [measured(torch.tensor(part, dtype=torch.float32), level) for part in parts]
@@ -82,6 +84,7 @@ def test_the_order_of_the_ranks_changes_no_bit(parts: list[list[float]], random,
     assert joint(found) == joint(shuffled)
 
 
+@settings(deadline=None)
 @given(PARTS, st.integers(0, 6), st.sampled_from(["norm", "full"]))
 def test_groups_of_ranks_may_be_merged_before(parts: list[list[float]], cut: int, level: Level) -> None:
     rows = stacked([measured(torch.tensor(part, dtype=torch.float32), level) for part in parts])
@@ -92,7 +95,7 @@ def test_groups_of_ranks_may_be_merged_before(parts: list[list[float]], cut: int
     close(twice, once)
 
 
-@settings(max_examples=30)
+@settings(deadline=None)
 @given(TENSORS)
 def test_one_rank_alone_is_as_it_was(values: list[float]) -> None:
     alone = measured(torch.tensor(values, dtype=torch.float32))

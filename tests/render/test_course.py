@@ -14,7 +14,7 @@ from fxgrad import presenter
 from fxgrad.cli import app
 from fxgrad.errors import OptionError, SiteNotFoundError
 from fxgrad.render.course import course_of, course_text
-from fxgrad.schema import History
+from fxgrad.schema import History, Series
 from tests import diagnoses, flows
 
 
@@ -109,3 +109,17 @@ def test_without_matplotlib_or_flows_it_says_what_to_do(monkeypatch) -> None:
     for one in (flows.chain(), series()):
         with pytest.raises(OptionError, match=r"pip install 'fxgrad\[plot\]'"):
             one.plot()
+
+
+def test_the_loss_stands_above_the_heat_map_where_it_was_noted() -> None:
+    found = History(series(5))
+    steps = tuple(flow.event.backward for flow in found)
+    losses = (2.5, 2.25, None, 0.5, 0.75)
+    noted = found.with_notes({"loss": Series("loss", "", steps, losses), "rate": Series("rate", "", steps, (0.1,) * 5)})
+    figure = noted.plot(values=["/op2"])
+    above, _, _, _ = figure.axes  # the last is the bar of colours
+    (line,) = above.get_lines()
+    assert line.get_label() == "loss"
+    assert [y for y in line.get_ydata() if y == y] == [2.5, 2.25, 0.5, 0.75]  # NaN where there is none
+    assert len(found.plot().axes) == 3
+    assert course_text(course_of(noted, notes=noted.notes), 80).splitlines()[1] == "loss: 2.5 … 0.75, at least 0.5"

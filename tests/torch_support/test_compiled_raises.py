@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 import fxgrad
+from fxgrad.torch_support import compiled
 
 
 class Mode(TorchFunctionMode):
@@ -62,3 +63,16 @@ def test_all_is_as_it_was(outer: Any, native: bool) -> None:
                 assert state()[0] == before[0]
         assert state() == before
     torch._dynamo.reset()
+
+
+def test_a_compiled_call_that_dynamo_never_ends() -> None:
+    thread = compiled._THREAD
+    with Mode():
+        before = state()
+        with compiled.Looking(Mode(), lambda *_: None, lambda *_: None):
+            up = state()
+            assert up != before
+            thread.begins("a call")  # as the entry does that stands in front of dynamo; its end is left out
+            assert thread.away is not None and state()[:3] == before[:3]
+        assert state() == before
+    assert thread.away is None  # the next compiled call is looked away from again

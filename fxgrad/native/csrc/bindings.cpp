@@ -69,6 +69,32 @@ void full_of_singles_into(py::handle gradient, const at::Tensor& row) {
   full_into(gradient, row);
 }
 
+// Of many tensors, each into its row of `rows`, shape (at least as many, 11).  By tensor, whether it was taken: those that
+// `full_of_singles_into` takes are.
+py::bytes full_of_all(const py::list& tensors, const at::Tensor& rows) {
+  const auto size = static_cast<int64_t>(tensors.size());
+  if (rows.dim() != 2 || rows.size(0) < size || rows.size(1) != kColumns || rows.scalar_type() != at::kDouble ||
+      !rows.is_contiguous() || !rows.device().is_cpu()) {
+    throw py::value_error("rows are wanted for all tensors, of 11 float64 each");
+  }
+  double* out = rows.data_ptr<double>();
+  std::string taken(tensors.size(), '\0');
+  std::vector<const at::Tensor*> plains(tensors.size(), nullptr);
+  for (size_t n = 0; n < tensors.size(); n++) {
+    const at::Tensor* const found = plain(PyList_GET_ITEM(tensors.ptr(), static_cast<Py_ssize_t>(n)));
+    if (found == nullptr || found->scalar_type() == at::kDouble) continue;
+    plains[n] = found;
+    taken[n] = 1;
+  }
+  {
+    py::gil_scoped_release released;
+    for (size_t n = 0; n < plains.size(); n++) {
+      if (plains[n] != nullptr) full(*plains[n], out + n * kColumns);
+    }
+  }
+  return py::bytes(taken);
+}
+
 void histogram_into(py::handle gradient, const at::Tensor& row, const at::Tensor& bins) {
   const at::Tensor& values = values_of(gradient);
   double* out = slot_of(row, kColumns);
@@ -89,6 +115,7 @@ void bind_statistics(py::module_& module) {
   module.def("norm_into", &norm_into, "Write the l2 norm into a slot of one float32 or float64.", gradient, out);
   module.def("full_into", &full_into, "Write the scalars of level full into a row of 11 float64.", gradient, out);
   module.def("full_of_singles_into", &full_of_singles_into, "The same, but refuse float64.", gradient, out);
+  module.def("full_of_all", &full_of_all, "The same of a list of tensors, into rows; which of them were taken.");
   module.def("histogram_into", &histogram_into, "The same as full_into, and the exponents into a row of 64 float64.",
              gradient, out, bins);
 }

@@ -5,7 +5,6 @@
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
-#include <map>
 
 namespace fxgrad {
 
@@ -35,12 +34,12 @@ void EdgeHook::take(const at::Tensor& gradient) noexcept {
   }
 }
 
-std::vector<int32_t> hook_edges(const std::vector<Piece>& pieces, const std::vector<Place>& places,
+std::vector<int32_t> hook_edges(const std::vector<Piece>& pieces, const Where& where,
                                 const std::shared_ptr<Record>& record, size_t first, const std::set<int32_t>& raised) {
   std::vector<int32_t> missing;
   std::map<int32_t, std::shared_ptr<Pieces>> several;
   for (const Piece& piece : pieces) {
-    auto node = places.at(static_cast<size_t>(piece.start)).node;
+    auto node = where.of(piece.start).node;
     for (const int32_t step : piece.path) {
       if (!node || static_cast<uint32_t>(step) >= node->num_outputs()) {
         node = {};
@@ -48,7 +47,7 @@ std::vector<int32_t> hook_edges(const std::vector<Piece>& pieces, const std::vec
       }
       node = node->next_edge(static_cast<size_t>(step)).function;
     }
-    const Place& source = places.at(static_cast<size_t>(piece.source));
+    const Place& source = where.of(piece.source);
     const auto position = static_cast<uint32_t>(piece.position);
     if (!node || position >= node->num_outputs() || node->next_edge(position).function != source.node ||
         node->next_edge(position).input_nr != source.output) {

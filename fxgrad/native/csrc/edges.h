@@ -6,6 +6,7 @@
 #include <torch/csrc/autograd/node.h>
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <set>
 #include <vector>
@@ -57,9 +58,19 @@ struct Place {
   uint32_t output = 0;
 };
 
+// Where the values of a forward call are: by number, and those that are parameters by theirs.
+struct Where {
+  const std::vector<Place>& values;
+  std::map<int32_t, Place> parameters;
+
+  const Place& of(int32_t value) const {
+    return value < 0 ? parameters.at(value) : values.at(static_cast<size_t>(value));
+  }
+};
+
 // Puts the hooks; slot `first + edge` is that of an edge, and the edges in `raised` are measured at `full` at least.  The
 // edges that are not there.
-std::vector<int32_t> hook_edges(const std::vector<Piece>& pieces, const std::vector<Place>& places,
+std::vector<int32_t> hook_edges(const std::vector<Piece>& pieces, const Where& where,
                                 const std::shared_ptr<Record>& record, size_t first, const std::set<int32_t>& raised);
 
 }  // namespace fxgrad

@@ -349,13 +349,24 @@ int32_t Forward::value_of(const at::Tensor& tensor) const { return tensor.requir
 
 int32_t Forward::learn(int32_t plan) { return model_->add(steps_, first_values_, values_, plan); }
 
-std::vector<int32_t> Forward::hook_edges(const std::vector<Piece>& pieces, int32_t count, const std::set<int32_t>& raised) {
+std::vector<int32_t> Forward::hook_edges(const std::vector<Piece>& pieces, int32_t count, const std::set<int32_t>& raised,
+                                         const std::map<int32_t, at::Tensor>& parameters) {
+  Where where{at_, {}};
+  for (const auto& [number, parameter] : parameters) {
+    const auto edge = torch::autograd::impl::gradient_edge(parameter);
+    where.parameters[number] = {edge.function, edge.input_nr};
+  }
   for (int32_t n = 0; n < count; n++) record_->shapes->add({});
   for (const Piece& piece : pieces) {  // an edge's part has its source's shape
-    const auto source = record_->shapes->at(static_cast<size_t>(piece.source));
-    record_->shapes->set(static_cast<size_t>(values_ + piece.edge), source);
+    const auto slot = static_cast<size_t>(values_ + piece.edge);
+    if (piece.source < 0) {
+      record_->shapes->set(slot, parameters.at(piece.source).sizes());
+    } else {
+      const auto source = record_->shapes->at(static_cast<size_t>(piece.source));
+      record_->shapes->set(slot, source);
+    }
   }
-  auto missing = fxgrad::hook_edges(pieces, at_, record_, static_cast<size_t>(values_), raised);
+  auto missing = fxgrad::hook_edges(pieces, where, record_, static_cast<size_t>(values_), raised);
   at_.clear();
   return missing;
 }

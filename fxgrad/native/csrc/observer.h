@@ -77,7 +77,8 @@ class Forward {
   int32_t plan_nearby() const;  // one whose course began as this one did
   int32_t value_of(const at::Tensor& tensor) const;
   const std::vector<Place>& places() const { return at_; }
-  std::vector<int32_t> hook_edges(const std::vector<Piece>& pieces, int32_t count, const std::set<int32_t>& raised);
+  std::vector<int32_t> hook_edges(const std::vector<Piece>& pieces, int32_t count, const std::set<int32_t>& raised,
+                                  const std::map<int32_t, at::Tensor>& parameters);
   int32_t values() const { return values_; }
 
   // An operator begins and ends in this thread, in whatever way.

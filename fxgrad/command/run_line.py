@@ -1,0 +1,47 @@
+"""The commands for run files: ``fxgrad log`` and ``fxgrad export``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fxgrad.command.exporting import What
+from fxgrad.command.options import Traceback
+from fxgrad.command.reporting import reported
+
+__all__ = ["export_run", "log_run"]
+
+RunFile = Annotated[Path, typer.Argument(metavar="RUN.FXGRAD", help="What `watch(run_file=...)` wrote, or writes.")]
+
+
+def log_run(
+    file: RunFile,
+    last: Annotated[int, typer.Option("--last", "-n", min=0, help="How many of the latest steps to show.")] = 10,
+    show_traceback: Traceback = False,
+) -> None:
+    """Say what a run file holds: sessions, findings, what was noted, and the latest steps."""
+    with reported(show_traceback):
+        from fxgrad.command.run_log import log_text
+        from fxgrad.run_file import open_run
+
+        with open_run(file) as run:
+            typer.echo(log_text(run, last), nl=False)
+
+
+def export_run(
+    file: Annotated[Path, typer.Argument(metavar="RUN.FXGRAD", help="A run file, a saved series or a flow.")],
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="Write .csv, .parquet or .json.")],
+    of: Annotated[What, typer.Option("--of", help="Rows of what.")] = "values",
+    show_traceback: Traceback = False,
+) -> None:
+    """Write a run as rows: one for each step and value, parameter or note."""
+    with reported(show_traceback):
+        from fxgrad.command.exporting import export
+        from fxgrad.command.recorded import recorded
+        from fxgrad.schema import GradientFlow
+
+        found = recorded(file)
+        export([found] if isinstance(found, GradientFlow) else found, output, of)
+        typer.echo(f"wrote {output}")
