@@ -18,6 +18,8 @@ RECURRENT = frozenset(kind for kind in WEIGHTED if kind.startswith(("lstm", "gru
 _HALF_EPSILON = 2.0**-25  # what is at most this becomes 0 in float16
 _LARGE_INIT = 4.0  # rms(weight) * sqrt(fan_in), which is 1 to 2 at usual initialisations
 _CONSTANT = 1e-4  # gain of a normalisation, times the rms of its input, where that makes no difference to what follows
+_CUT_OFF = frozenset({"clamp_min", "relu", "clamp", "margin_ranking_loss"})
+_ONE_HOT = 40.0  # of logits: below it no softmax in float32 gives exactly 1 and exactly 0
 _LARGE_SEED = 30.0  # of the gradient at an output, summed over a sample: about 1 for the usual losses
 
 
@@ -130,7 +132,7 @@ def of_nonfinite(view: FlowView, key: str, statistics: Statistics | None, *, for
     overflow = statistics is not None and bool(statistics.inf_count)
     found = cause_of(view.kinds[key], dtype, forward=forward, overflow=overflow)
     if overflow and dtype == "float16" and not forward:
-        return Cause(f"the gradient left the range of float16 (65504){_scaled(view)}", _LOWER_SCALE)
+        return Cause(f"the gradient left the range of float16 (65504){_scaled(view)}", _lower_scale(view))
     return found
 
 
@@ -139,10 +141,16 @@ _LOWER_SCALE = (
 )
 
 
+def _lower_scale(view: FlowView) -> str:
+    """With who should know of the scale, where nobody told."""
+    told = view.flow.event.loss_scale or not is_multiplied(view)
+    return _LOWER_SCALE if told else f"{_LOWER_SCALE}; give a GradScaler to watch(scaler=), which knows what it skips"
+
+
 def of_nonfinite_loss(view: FlowView) -> Cause:
     """For a gradient that is NaN or Inf when it comes out of the loss."""
-    if any(site.dtype == "float16" for site in view.flow.sites) and _is_scaled(view):
-        return Cause(f"the loss made it: it left the range of float16 (65504){_scaled(view)}", _LOWER_SCALE)
+    if any(site.dtype == "float16" for site in view.flow.sites) and is_multiplied(view):
+        return Cause(f"the loss made it: it left the range of float16 (65504){_scaled(view)}", _lower_scale(view))
     risky = [op.name for op in view.flow.event.loss_ops if op.name in _RISKY]
     if risky:
         return Cause(f"the loss made it, which takes {', '.join(dict.fromkeys(risky))}",
@@ -154,14 +162,17 @@ def of_nonfinite_loss(view: FlowView) -> Cause:
 _RISKY = frozenset({"log", "log2", "log10", "sqrt", "rsqrt", "pow", "acos", "asin", "reciprocal", "norm", "div"})
 
 
-def _is_scaled(view: FlowView) -> bool:
+def is_multiplied(view: FlowView) -> bool:
+    """Whether the last that was done to the loss is a product, as a GradScaler takes one."""
     ops = view.flow.event.loss_ops
     return bool(view.flow.event.loss_scale) or (bool(ops) and ops[0].name == "mul")
 
 
 def _scaled(view: FlowView) -> str:
     factor = view.flow.event.loss_scale
-    return f": the loss was multiplied by {number(factor)}" if factor else ""
+    if factor:
+        return f": the loss was multiplied by {number(factor)}"
+    return ": the loss was multiplied, as by a GradScaler" if is_multiplied(view) else ""
 
 
 def _rows_of_zeros(view: FlowView, node: Node) -> ParameterRecord | None:
@@ -218,13 +229,52 @@ def of_zero_loss(view: FlowView) -> Cause:
     """Why a loss sends back nothing but zeros."""
     names = {op.name for op in view.flow.event.loss_ops}
     if any(name.startswith("nll_loss") for name in names):
-        return Cause("cross_entropy gives that where every label is its ignore_index",
-                     "check labels and ignore_index, and skip batches without a label")  # fmt: skip
-    if names & {"clamp_min", "relu", "clamp", "margin_ranking_loss"}:
+        return _of_zero_cross_entropy(view)
+    if is_cut_off(view):
         return Cause("it is cut off at 0 (a margin that all samples meet)",
                      "a larger margin, or harder samples; nothing where the task is learnt")  # fmt: skip
     return Cause("", "look at the loss: every label ignored or masked, a softmax over one class, a margin that all "
                  "samples meet")  # fmt: skip
+
+
+def is_cut_off(view: FlowView) -> bool:
+    """Whether the loss is 0 once every sample keeps its distance."""
+    return any(op.name in _CUT_OFF for op in view.flow.event.loss_ops)
+
+
+def _of_zero_cross_entropy(view: FlowView) -> Cause:
+    """One class, probabilities that are 1 to the last bit, or no label: in this order, as far as the outputs tell."""
+    seeds = seeds_of(view)
+    if seeds and all(classes_of(site.shape) == 1 for site in seeds):
+        return Cause(
+            "cross_entropy over a single logit is constantly 0: a softmax over one entry is 1, whatever the logit",
+            "use binary_cross_entropy_with_logits for one logit, or give the model one output for each class",
+        )
+    largest = max((site.value.max_abs or 0.0 for site in seeds if site.value is not None), default=0.0)
+    if largest > _ONE_HOT:
+        return Cause(
+            f"the outputs reach {number(largest)}, so that the softmax in cross_entropy is 1 and 0 to the last bit",
+            "nothing where the task is learnt; otherwise make the outputs smaller (a temperature, initial weights, a "
+            "scale in front of the loss)",
+        )
+    return Cause("cross_entropy gives that where every label is its ignore_index (or where it is over a single logit)",
+                 "check labels and ignore_index, and skip batches without a label")  # fmt: skip
+
+
+def classes_of(shape: tuple[int, ...]) -> int:
+    """How many classes cross_entropy sees in outputs of this shape."""
+    return shape[1] if len(shape) > 1 else shape[0] if shape else 0
+
+
+def no_label(view: FlowView) -> bool:
+    """Whether a mean cross entropy got no label at all, so that the loss was NaN and sent zeros all the same."""
+    seeds = seeds_of(view)
+    mean = any(op.name.startswith("nll_loss") and op.reduction == "mean" for op in view.flow.event.loss_ops)
+    small = bool(seeds) and all(
+        s.value is not None and (s.value.max_abs or 0.0) <= _ONE_HOT and s.dtype != "float16" for s in seeds
+    )
+    zero = all(s.statistics is not None and s.statistics.all_zero for s in seeds)
+    return mean and small and zero and all(classes_of(site.shape) > 1 for site in seeds)
 
 
 def seed_size(view: FlowView) -> float:
@@ -235,6 +285,8 @@ def seed_size(view: FlowView) -> float:
 
 __all__ = [
     "RECURRENT",
+    "is_cut_off",
+    "no_label",
     "of_chain",
     "of_loss",
     "of_nonfinite",

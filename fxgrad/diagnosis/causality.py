@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fxgrad.diagnosis.check import Evidence
+from fxgrad.diagnosis.kinds import kind_of
 from fxgrad.diagnosis.view import FlowView
 from fxgrad.schema import RULES, Finding
 
@@ -26,8 +27,12 @@ _LOCAL = frozenset({"scale_break", "saturated", "dead", "zero", "underflow", "sy
 _BY_STRUCTURE = frozenset({"target_range", "double_activation", "cancelled"})
 #: The checks whose findings may explain another one.
 _CAUSES = frozenset({
-    *_TRAINING, "nonfinite", "update_size", "vanishing", "exploding", "starved", *_BY_STRUCTURE, *_LOCAL,
+    *_TRAINING, "spike", "nonfinite", "update_size", "vanishing", "exploding", "starved", *_BY_STRUCTURE, *_LOCAL,
 })  # fmt: skip
+#: Operations that have no value, or no derivative, for some numbers of an ordinary size.
+_BOUNDED = frozenset({"log", "sqrt", "rsqrt", "pow", "div", "acos", "asin", "acosh", "atanh", "logit", "erfinv"})
+_LEAP = 10.0  # by which the gain of a node rises out of the blue, where steps that overshoot let it grow
+_ORDINARY = 1e3  # of what an operation takes: above it the values have run away
 _MANY = 3  # findings of one check and severity that are shown side by side; the others stand inside of the first
 _GROUPED = frozenset({"saturated", "starved", "scale_break"})
 
@@ -86,14 +91,34 @@ def explains(evidence: Evidence, cause: Finding, finding: Finding) -> bool:  # n
         return finding.rule in _TRAINING[cause.rule]
     if cause.rule == "nonfinite":
         return _follows_nonfinite(cause, finding)
+    if _ruins(cause, finding):
+        return True
     if cause.rule == "update_size" and cause.severity == "error":
         later = (finding.backward or 0) > (cause.backward or 0)
-        return later and finding.rule in _NUMERIC | {"nonfinite"}
+        return later and finding.rule in _NUMERIC | {"nonfinite"} and not _by_itself(finding)
     if cause.rule in _BY_STRUCTURE or _shows_at_steps(cause, finding):
         return _explains_there(cause, finding)
     if cause.rule == finding.rule and finding.rule in _GROUPED:
         return _earlier(evidence, cause, finding)
     return _explains_locally(evidence, cause, finding)
+
+
+def _ruins(cause: Finding, finding: Finding) -> bool:
+    """Whether an explosion, or one flow that was odd, is why a step was too large or made the weights non-finite."""
+    exploded = cause.rule in {"exploding", "scale_break"} and cause.evidence.get("decades", 0.0) > 0
+    odd = "batch_factor" in cause.evidence or cause.evidence.get("gain_factor", 0.0) > _LEAP
+    if not exploded and not (cause.rule == "spike" and odd):
+        return False
+    stepped = finding.rule == "update_size" and finding.severity == "error"
+    return (stepped or _spoilt_weights(finding)) and (finding.backward or 0) >= (cause.backward or 0)
+
+
+def _by_itself(finding: Finding) -> bool:
+    """Whether an operation left its domain at values of an ordinary size: no step before is to blame for that."""
+    if finding.rule != "nonfinite" or finding.node is None or kind_of(finding.node) not in _BOUNDED:
+        return False
+    sizes = [size for name, size in finding.evidence.items() if name.startswith("input") and name.endswith("max_abs")]
+    return bool(sizes) and max(sizes) < _ORDINARY
 
 
 def _follows_nonfinite(cause: Finding, finding: Finding) -> bool:

@@ -16,6 +16,7 @@ from fxgrad.diagnosis import (
     origin,
     paths,
     precision,
+    spikes,
     steps,
     unregistered,
     updates,
@@ -25,6 +26,7 @@ from fxgrad.diagnosis.backward_failed import backward_failed
 from fxgrad.diagnosis.causality import joined
 from fxgrad.diagnosis.check import Check, Evidence, LackingError
 from fxgrad.diagnosis.ranks import with_ranks
+from fxgrad.diagnosis.ruin import before_the_ruin
 from fxgrad.diagnosis.thresholds import Thresholds
 from fxgrad.diagnosis.view import FlowView
 from fxgrad.errors import OptionError
@@ -50,7 +52,7 @@ DEFAULT_CHECKS = (
     Check("saturated", local.saturated),
     Check("vanishing", paths.vanishing),
     Check("exploding", paths.exploding),
-    Check("spike", steps.spike),
+    Check("spike", spikes.spike),
     Check("update_lost", updates.update_lost),
     Check("optimizer_epsilon", updates.optimizer_epsilon),
     Check("unused", missing.unused),
@@ -102,6 +104,8 @@ def diagnose(
             lacking.append(NotChecked(check.name, str(error), error.give))
         except Exception as error:  # noqa: BLE001  # a fault in a check must not take the picture with it
             lacking.append(NotChecked(check.name, f"the check raised {type(error).__name__}: {error}", give=""))
+    if any(check.name == "update_size" for check in given):
+        found += before_the_ruin(evidence, found)
     if any(check.name == "zero" for check in given):
         if all(finding.severity == "info" for finding in found):
             found += zeros.nothing_learnt(evidence)

@@ -8,7 +8,7 @@ from statistics import median
 
 from fxgrad.diagnosis.check import Draft, Evidence, LackingError, number
 from fxgrad.diagnosis.kinds import SCALING, WEIGHTED, constant
-from fxgrad.diagnosis.view import FlowView, decades
+from fxgrad.diagnosis.view import FlowView, decades, total_norm
 from fxgrad.diagnosis.weights import factor, main_weight, throttled
 from fxgrad.schema import Constant, Consumer, Finding, Node, Severity, Statistics
 
@@ -16,7 +16,11 @@ VIEWS = frozenset(
     {"view", "reshape", "squeeze", "flatten", "unsqueeze", "float", "to", "permute", "transpose", "getitem"}
 )
 _UNIT = 1.5  # decades more that a constant behind all weights may have: the unit of what is predicted
+_LOGITS = ("log_softmax", "softmax", "nll_loss", "binary_cross_entropy", "sigmoid", "log_sigmoid")
 _SURE = 1e-4  # gain that a classifier which has learnt to be sure may have
+_FLAT = 0.1  # of the slope that is allowed: below it nothing is learnt any more, however it came
+_LEFT = 0.7  # of its first slope: below it an activation has moved towards its ends
+_FELL = 0.7  # of its largest norm, to which the gradient must have fallen meanwhile
 _INSIDE = 0.5  # of the slope that is allowed to a softmax inside of the model: attention may be sharp
 _INVERSE_EPS = 1 / math.sqrt(1e-5)  # what nn.BatchNorm begins with
 _USES = 0.1  # of the factor that a running variance of zero makes: above it that is what was used
@@ -95,7 +99,12 @@ def _factor(node: Node) -> Constant | None:
 
 
 def is_output_unit(view: FlowView, node: Node) -> bool:
-    """Whether a constant factor stands behind all weights, where the loss may well divide it out again."""
+    """Whether a constant factor stands behind all weights, where the loss may well divide it out again.
+
+    Not one in front of a softmax or sigmoid of the loss: logits have no unit.
+    """
+    if any(op.name.startswith(_LOGITS) for op in view.flow.event.loss_ops):
+        return False
     if view.kinds[node.key] not in {"mul", "div"} or (_factor(node) is None and not _fixed(view, node)):
         return False
     return all(view.kinds[key] not in WEIGHTED for key in view.behind(node.key))
@@ -197,8 +206,20 @@ def saturated(evidence: Evidence) -> Iterator[Finding]:
         if kind == "softmax" and not is_last(evidence.view, node.key):
             flattest *= _INSIDE
         if flat is not None and gain is not None and flat < flattest and gain < bounds[kind][1]:
-            yield _saturation(evidence, node, flat, gain)
+            learnt = flat > _FLAT * flattest and _came_to_it(evidence, node)
+            yield _saturation(evidence, node, (flat, gain), learnt=learnt)
     evidence.need_parts(bounds)
+
+
+def _came_to_it(evidence: Evidence, node: Node) -> bool:
+    """Whether an activation left its slope while the gradient fell: what has learnt to be sure is no fault."""
+    first, last = evidence.views[0], evidence.view
+    before = slope(first, node.key) if node.key in first.nodes else None
+    now, norm = slope(last, node.key), total_norm(last)
+    if before is None or now is None or norm is None:
+        return False
+    most = max(n for view in evidence.views if (n := total_norm(view)) is not None)
+    return now < _LEFT * before and norm < _FELL * most
 
 
 def one_entry(view: FlowView, key: str) -> bool:
@@ -227,8 +248,8 @@ def one_sided(node: Node) -> bool:
     return upper is None and not node.key.rpartition("/")[2].startswith("hardtanh")
 
 
-def _saturation(evidence: Evidence, node: Node, flat: float, gain: float) -> Finding:
-    view = evidence.view
+def _saturation(evidence: Evidence, node: Node, measured: tuple[float, float], *, learnt: bool) -> Finding:
+    view, (flat, gain) = evidence.view, measured
     kind = view.kinds[node.key]
     inputs = [view.by_id[e.producer + e.output_position].value for e in view.takes[node.key]
               if e.producer + e.output_position in view.by_id]  # fmt: skip
@@ -246,7 +267,7 @@ def _saturation(evidence: Evidence, node: Node, flat: float, gain: float) -> Fin
         "gradient passes"
     )
     severity: Severity = "error" if gain == 0 else "warning"
-    if kind in {"sigmoid", "tanh"} and gain > _SURE and is_last(view, node.key):
+    if learnt or (kind in {"sigmoid", "tanh"} and gain > _SURE and is_last(view, node.key)):
         severity = "info"  # as of a classifier that has learnt to be sure
     return Draft(evidence, "saturated", severity, message, mend, numbers).at(node)
 

@@ -90,6 +90,9 @@ def _twice(evidence: Evidence, node: Node | None, inner: str, outer: str) -> Fin
         mend += ", or keep the probabilities and use nll_loss(torch.log(p))" if inner == "softmax" else ""
     elif loss == "binary_cross_entropy_with_logits":
         mend += ", or keep the probabilities and use binary_cross_entropy"
+    elif loss in _INNER:
+        with_logits = "cross_entropy" if loss == "softmax" else "binary_cross_entropy_with_logits"
+        mend = f"drop one of the two, or give {with_logits}, which applies {applied} itself, what lies before both"
     message = f"the activation is applied twice: the {inner} at {where} goes into {limits}"
     draft = Draft(evidence, "double_activation", "warning", message, mend, numbers)
     return draft.at(node, confidence="exact")

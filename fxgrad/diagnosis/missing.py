@@ -54,7 +54,18 @@ def _cut(view: FlowView, record: ParameterRecord) -> tuple[str, str] | None:
         dropped = dropped or key
     if dropped is None:
         return None
+    lost = _in_a_function(view, dropped)
+    if lost is not None:
+        return "detached", lost
     return ("detached" if view.flow.capture.asked and _scalar_at_the_end(view, dropped) else "unused"), dropped
+
+
+def _in_a_function(view: FlowView, key: str) -> str | None:
+    """The result of a function of the user's own that got a gradient, and whose backward gave none for this value."""
+    taken = {edge.consumer.key for edge in view.users[key]}
+    return next(
+        (k for k in view.behind(key) if k in taken and view.nodes[k].op == "external" and view.received(k)), None
+    )
 
 
 def cuts(view: FlowView, key: str) -> str | None:

@@ -8,9 +8,8 @@ from itertools import pairwise
 from statistics import median
 
 from fxgrad.diagnosis.check import Draft, Evidence, LackingError, listed, number
-from fxgrad.diagnosis.steps import total_norm
 from fxgrad.diagnosis.updates import could_give
-from fxgrad.diagnosis.view import FlowView
+from fxgrad.diagnosis.view import FlowView, total_norm
 from fxgrad.schema import Finding, OptimizerFacts, ParameterRecord, StepFacts, Update
 
 _LONG = 20  # backward passes without a step that may still be one accumulation

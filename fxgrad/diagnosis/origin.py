@@ -8,7 +8,7 @@ from functools import cached_property
 from math import isnan
 from typing import Literal
 
-from fxgrad.diagnosis.advice import of_nonfinite, of_nonfinite_loss
+from fxgrad.diagnosis.advice import is_multiplied, of_nonfinite, of_nonfinite_loss
 from fxgrad.diagnosis.causes import Cause
 from fxgrad.diagnosis.check import Draft, Evidence, LackingError, listed
 from fxgrad.diagnosis.spoilt import spoilt_by_step
@@ -312,7 +312,14 @@ class _Origin:
 
     def _scaled(self) -> bool:
         """Whether a GradScaler looks after overflows, and the values themselves are finite."""
-        return bool(self.flow.event.loss_scale) and "bad" not in self.states.values() and self._overflows()
+        scaled = self.flow.event.loss_scale or self._looks_scaled()
+        return bool(scaled) and "bad" not in self.states.values() and self._overflows()
+
+    def _looks_scaled(self) -> bool:
+        """Whether a scaler that was not handed over may be at work: such a loss, and a later gradient is finite."""
+        at = self.evidence.views.index(self.view)
+        later = (view.flow.parameters for view in self.evidence.views[at + 1 :])
+        return is_multiplied(self.view) and any(not any(bad(r.statistics) for r in records) for records in later)
 
     def _overflows(self) -> bool:
         """Whether half precision takes part."""
@@ -374,7 +381,7 @@ class _Origin:
         last = wrong[-1] if wrong else None
         unknown = "" if self.flow.event.values else " (whether the outputs themselves were finite was not measured)"
         where = f" at {last.id}" if last is not None else ""
-        scaled = bool(self.flow.event.loss_scale) and self._overflows()
+        scaled = self._scaled()
         cause = of_nonfinite_loss(self.view)
         draft = Draft(
             self.evidence, "nonfinite",

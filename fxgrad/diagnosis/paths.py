@@ -25,6 +25,7 @@ _SHARES = frozenset(
 )
 _NORMALISES = frozenset({"normalize", "cosine_similarity"})  # their gradient at a zero vector is that of 1/eps
 _UNIT = 1.5  # decades more that a constant behind all weights may gain: the unit of what is predicted
+_BOTH = 1.0  # decades less that a gradient must gain on a chain along which the values grow as well
 _SHARE = 0.4  # of all decades: what one node must do to be blamed alone
 _UNIFORM = 2.0  # times the median of a chain, in decades: what no operation of a uniform one exceeds
 _SCORES = frozenset({"attention", "matmul", "softmax"})
@@ -163,20 +164,36 @@ def vanishing(evidence: Evidence) -> Iterable[Finding]:
 
 
 def exploding(evidence: Evidence) -> Iterable[Finding]:
-    """The same for a gain.  False alarms: normalisation of a small signal (1/sigma) gains up to 2.6 decades."""
+    """The same for a gain.  False alarms: normalisation of a small signal (1/sigma) gains up to 2.6 decades.
+
+    A chain that multiplies the values as well, which normalisation keeps in bounds, is judged by both.
+    """
     limits = evidence.thresholds
+    view = evidence.view
+    depth = limits.depth_rate * sum(kind in WEIGHTED for kind in view.kinds.values())
     for path, level in _levels(evidence, "highest"):
-        if level > limits.exploding:
-            severity = "error" if level > limits.exploding_error else "warning"
-            found = _finding(evidence, path, ("exploding", severity), level)
-            depth = sum(kind in WEIGHTED for kind in evidence.view.kinds.values())
-            if not found.evidence["alone"] and level < max(limits.exploding_chain, limits.depth_rate * depth):
-                continue  # what depth alone does: a residual stream grows a little with every block
-            at = found.node
-            if at is not None and is_output_unit(evidence.view, at) and level < limits.exploding + _UNIT:
-                continue
-            of_zero_rows = found.node is not None and evidence.view.kinds[found.node.key] in _NORMALISES
-            yield replace(found, severity="info") if of_zero_rows else found
+        grown = _grown(view, path)
+        runs_away = grown is not None and grown > max(limits.exploding, depth) and level > limits.exploding - _BOTH
+        if not (level > limits.exploding or runs_away):
+            continue
+        severity = "error" if max(level, grown or 0.0) > limits.exploding_error else "warning"
+        found = _finding(evidence, path, ("exploding", severity), level)
+        if found.evidence["alone"] and level <= limits.exploding:
+            continue
+        if not found.evidence["alone"] and level < max(limits.exploding_chain, depth) and not runs_away:
+            continue  # what depth alone does: a residual stream grows a little with every block
+        at = found.node
+        if at is not None and is_output_unit(view, at) and level < limits.exploding + _UNIT:
+            continue
+        of_zero_rows = at is not None and view.kinds[at.key] in _NORMALISES
+        yield replace(found, severity="info") if of_zero_rows else found
+
+
+def _grown(view: FlowView, path: Path) -> float | None:
+    """The decades by which the values grow along a path, root mean squares; None where they were not measured."""
+    values = [site.value for key in (path.last, path.first) for site in view.sites[key][:1]]
+    sizes = [value.rms for value in values if value is not None and not value.nonfinite]
+    return decades(sizes[1] / sizes[0]) if len(sizes) == 2 and min(sizes) > 0 else None  # noqa: PLR2004  # both ends
 
 
 def _recurrent(view: FlowView, path: Path) -> bool:
@@ -227,6 +244,10 @@ def _finding(evidence: Evidence, path: Path, what: tuple[str, str], level: float
         numbers |= {"operations": len(alike), "each": each}
         message += f": all {len(alike)} {kind} operations, about x{number(each)} each" if len(alike) > 1 else ""
         cause = of_chain(view, rule, kind, recurrent=recurrent)
+    grown = _grown(view, path) if rule == "exploding" else None
+    if grown is not None and grown > evidence.thresholds.exploding:
+        numbers["value_decades"] = grown
+        message += f"; the values grow by {grown:.1f} decades the other way"
     message += f". Likely: {cause.why}" if cause.why else ""
     numbers["nodes"] = len(path.steps)
     draft = Draft(evidence, rule, severity, message, cause.mend, numbers)  # type: ignore[arg-type]

@@ -15,7 +15,7 @@ _ZERO_BELOW = {"float16": 2.0**-25, "bfloat16": 2.0**-134, "float32": 2.0**-150}
 
 def spoilt_by_step(evidence: Evidence, view: FlowView) -> Iterator[Finding]:
     """Parameters that the step behind this flow left NaN or infinite, though they and their gradient were finite."""
-    spoilt = [record for record in view.flow.parameters if _spoilt(record)]
+    spoilt = [record for record in view.flow.parameters if made_nonfinite(record)]
     if not spoilt:
         return
     names = tuple(record.name for record in spoilt)
@@ -42,7 +42,8 @@ def spoilt_by_step(evidence: Evidence, view: FlowView) -> Iterator[Finding]:
     yield draft.at(None, view=view, parameter=record.name, affected=names, confidence="exact")
 
 
-def _spoilt(record: ParameterRecord) -> bool:
+def made_nonfinite(record: ParameterRecord) -> bool:
+    """Whether a step left a parameter NaN or infinite, though it and its gradient were finite."""
     update = record.update
     if update is None or math.isfinite(update.l2_norm) or not math.isfinite(update.weight_norm):
         return False

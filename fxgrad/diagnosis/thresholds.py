@@ -68,14 +68,14 @@ class Thresholds:
     own_drop: float = 1.0
     scale_break: float = 3.0
     throttle: float = 0.1
-    dead: float = 0.5
+    dead: float = 0.7
     dead_info: float = 0.2
     dead_caused: float = 0.25
     dead_margin: float = 6.0
     dead_samples: int = 1000
     sigmoid_slope: float = 0.008
     sigmoid_gain: float = 0.03
-    tanh_slope: float = 0.2
+    tanh_slope: float = 0.1
     tanh_gain: float = 0.2
     softmax_mass: float = 0.9
     softmax_gain: float = 0.05

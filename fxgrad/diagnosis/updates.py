@@ -9,14 +9,16 @@ from statistics import median
 
 from fxgrad.diagnosis.advice import of_step
 from fxgrad.diagnosis.check import Draft, Evidence, LackingError, number
-from fxgrad.diagnosis.steps import total_norm
-from fxgrad.diagnosis.view import FlowView
+from fxgrad.diagnosis.spoilt import made_nonfinite
+from fxgrad.diagnosis.view import FlowView, total_norm
 from fxgrad.diagnosis.weights import scale
 from fxgrad.schema import Finding, ParameterRecord, Severity, Update
 
 _USUAL = 20  # steps over which the size of updates is judged
 _FELL = 0.1  # of its first norm: below it a small gradient is a fit, no fault
 _RUINOUS = 10.0  # times its own norm by which no matrix is ever meant to change
+_CRAWL = 1e-6  # times its own norm below which a step moves no matrix
+_SLOW = 1e-5  # learning rate below which that is because of it
 _SETTLED = 0.5  # times the gradient's norm before a step below which what followed went well
 _HARM = 4.0  # times the gradient's norm before a step from which on the step has done harm
 
@@ -65,7 +67,8 @@ def update_size(evidence: Evidence) -> Iterator[Finding]:
     if large:
         yield _large(evidence, large)
     else:
-        yield from _unusual(evidence, distinct(told))
+        views = distinct(told)
+        yield from _crawling(evidence, views) or _unusual(evidence, views)
 
 
 def _large_steps(evidence: Evidence) -> list[tuple[int, dict[str, float]]]:
@@ -80,6 +83,14 @@ def _large_steps(evidence: Evidence) -> list[tuple[int, dict[str, float]]]:
             step = view.flow.optimizer.step if view.flow.optimizer is not None else None
             found.setdefault(-at - 1 if step is None else step, (at, large))
     return list(found.values())
+
+
+def first_ruin(evidence: Evidence) -> int | None:
+    """Number of the flow in front of the first step that was far too large, or that spoilt the weights."""
+    steps = _large_steps(evidence)
+    large = [steps[0][0]] if steps and _is_harm(evidence, steps) else []
+    spoilt = [at for at, view in enumerate(evidence.views) if any(map(made_nonfinite, view.flow.parameters))]
+    return min([*large, *spoilt[:1]], default=None)
 
 
 def ratio(record: ParameterRecord, throttle: float) -> float | None:
@@ -125,7 +136,7 @@ def _large(evidence: Evidence, steps: list[tuple[int, dict[str, float]]]) -> Fin
     if update is not None and update.learning_rate is not None:
         numbers["learning_rate"] = update.learning_rate
         words += f" at a learning rate of {number(update.learning_rate)}"
-    bad = (len(steps) > 1 and not _settled(evidence, at)) or large[name] > _RUINOUS or _harmed(evidence, at)
+    bad = _is_harm(evidence, steps)
     cause = of_step(view, view.parameters[name])
     draft = Draft(
         evidence, "update_size", "error" if bad else "info",
@@ -138,6 +149,13 @@ def _large(evidence: Evidence, steps: list[tuple[int, dict[str, float]]]) -> Fin
         numbers,
     )  # fmt: skip
     return draft.at(None, view=view, parameter=name, affected=tuple(large), confidence="exact")
+
+
+def _is_harm(evidence: Evidence, steps: list[tuple[int, dict[str, float]]]) -> bool:
+    """Whether large steps are more than one that a run which learns may well take."""
+    at, large = steps[0]
+    again = len(steps) > 1 and not _settled(evidence, at)
+    return again or max(large.values()) > _RUINOUS or _harmed(evidence, at)
 
 
 def _settled(evidence: Evidence, at: int) -> bool:
@@ -154,6 +172,30 @@ def _harmed(evidence: Evidence, at: int) -> bool:
     later = [total_norm(view) for view in evidence.views[at + 1 :] if view.flow.parameters]
     known = [norm for norm in later if norm is not None]
     return len(known) < len(later) or (bool(known) and median(known) > _HARM * before)
+
+
+def _crawling(evidence: Evidence, views: Sequence[FlowView]) -> list[Finding]:
+    """Steps that move no matrix, at a learning rate that was as tiny all the time, while there is much to learn."""
+    recent = views[-evidence.thresholds.steps :]
+    updates = [(r, r.update) for view in views for r in view.flow.parameters if r.update is not None]
+    rates = {(r.name, u.learning_rate) for r, u in updates}
+    known = [size for view in recent for r in view.flow.parameters
+             if (size := ratio(r, evidence.thresholds.throttle)) is not None]  # fmt: skip
+    fastest = max((rate for _, rate in rates if rate is not None), default=0.0)
+    changing = len(rates) > len({name for name, _ in rates})
+    if len(recent) < evidence.thresholds.steps or not known or changing or not 0 < fastest < _SLOW:
+        return []
+    first, now = total_norm(views[0]), total_norm(views[-1])
+    if not 0 < max(known) < _CRAWL or first is None or now is None or now < _FELL * first:
+        return []
+    draft = Draft(
+        evidence, "update_size", "warning",
+        f"steps change no matrix by more than {number(max(known))} times its norm, at a learning rate of "
+        f"{number(fastest)}: it takes {number(1 / max(known))} of them to move one by its own size",
+        "raise the learning rate (usual: 1e-4 to 1e-2 with Adam, 1e-2 to 1 with SGD)",
+        {"ratio": max(known), "learning_rate": fastest, "steps": len(views)},
+    )  # fmt: skip
+    return [draft.at(None, affected=tuple(dict.fromkeys(r.name for r, _ in updates)))]
 
 
 def _unusual(evidence: Evidence, views: list[FlowView]) -> Iterator[Finding]:

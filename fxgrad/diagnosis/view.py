@@ -24,6 +24,15 @@ def decades(ratio: float) -> float:
     return math.log10(ratio) if ratio > 0 else -math.inf
 
 
+def total_norm(view: FlowView) -> float | None:
+    """l2 norm over all parameters' gradients, the loss scale divided out; None where none is finite and positive."""
+    norms = [r.statistics.l2_norm for r in view.flow.parameters if r.statistics is not None]
+    if not norms or any(r.statistics is not None and r.statistics.nonfinite for r in view.flow.parameters):
+        return None
+    norm = math.hypot(*norms) / (view.flow.event.loss_scale or 1.0)
+    return norm if math.isfinite(norm) and norm > 0 else None
+
+
 class FlowView:
     """A flow with what can be looked up in it."""
 

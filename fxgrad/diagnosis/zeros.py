@@ -3,15 +3,31 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from fxgrad.diagnosis.check import Draft, Evidence, LackingError, listed
-from fxgrad.diagnosis.kinds import MARGINS, NORMS, PIECEWISE_CONSTANT, RECTIFIERS, SCALING, SELECTING, WEIGHTED
+from fxgrad.diagnosis.kinds import (
+    MARGINS,
+    NORMS,
+    PIECEWISE_CONSTANT,
+    RECTIFIERS,
+    SCALING,
+    SELECTING,
+    WEIGHTED,
+    constant,
+)
 from fxgrad.diagnosis.local import is_last, one_entry
 from fxgrad.diagnosis.view import FlowView
 from fxgrad.diagnosis.weights import factor, main_weight, taken
 from fxgrad.schema import Finding, Node, ParameterRecord, Severity
+
+_ROUNDING = 1e-3  # of what a node received, below which the gradient of what lies before it is none
+_ONE_ENTRY = (
+    "it normalises over single entries, so that its output is constant",
+    "normalise over a dimension with more than one entry",
+)
 
 
 def silent(view: FlowView, key: str) -> tuple[str, ...]:
@@ -55,8 +71,13 @@ def zero(evidence: Evidence) -> Iterator[Finding]:
     Several steps: in each of the recent flows.  Zero by design is no fault: a zero-initialised weight that itself gets
     a gradient (head, LoRA B, gamma), a gate or mask that was computed from the data (idle expert, padding).
     """
+    single = [node for node in evidence.view.flow.nodes if _normalises_one(evidence.view, node)]
     always = set.intersection(*({node.key for node in blockers(view)} for view in evidence.recent))
+    for node in single:
+        yield from _constant(evidence, node)
     for node in blockers(evidence.view):
+        if node in single:
+            continue
         hit = silent(evidence.view, node.key) if node.key in always else ()
         if not hit:
             continue
@@ -75,6 +96,43 @@ def zero(evidence: Evidence) -> Iterator[Finding]:
     if any(site.statistics is not None and site.statistics.outside_range for site in evidence.view.flow.sites):
         message = "at statistics='norm' a norm of 0 may be one below float32's range; it is measured in full next time"
         raise LackingError(message)
+
+
+def _normalises_one(view: FlowView, node: Node) -> bool:
+    """Whether a layer or group normalisation is over single entries, read off its settings and shapes."""
+    shape = view.sites[node.key][0].shape if view.sites[node.key] else ()
+    if view.kinds[node.key] == "layer_norm":
+        given = constant(node, "normalized_shape", "args[1]")
+        sizes = re.findall(r"\d+", given.text) if given is not None else []
+        return bool(sizes) and all(int(size) == 1 for size in sizes)
+    if view.kinds[node.key] == "group_norm":
+        groups = constant(node, "num_groups", "args[1]")
+        return groups is not None and bool(groups.number) and _entries(shape[1:]) == groups.number
+    return False
+
+
+def _entries(shape: tuple[int, ...]) -> int:
+    return math.prod(shape)
+
+
+def _constant(evidence: Evidence, node: Node) -> Iterator[Finding]:
+    """What such a normalisation sends back is zero, or what rounding leaves of it."""
+    view = evidence.view
+    received, back = view.received(node.key) or 0.0, view.bits_back(node.key) & ~view.bits([node.key])
+    hit = tuple(
+        r.name for r in view.flow.parameters
+        if r.statistics is not None and r.statistics.l2_norm < _ROUNDING * received
+        and view.bits(view.owners.get(r.name, ())) & back
+    )  # fmt: skip
+    if hit:
+        cause, mend = _ONE_ENTRY
+        draft = Draft(
+            evidence, "zero", evidence.at_most("warning"),
+            f"{view.source_words(node.key)} passes nothing back: the gradient of {listed(hit)} is zero, or what "
+            f"rounding leaves of it; {cause}",
+            mend, {"parameters": len(hit), "received": received},
+        )  # fmt: skip
+        yield draft.at(node, path=view.way_back(node.key), affected=hit)
 
 
 def _cancelled(evidence: Evidence) -> Iterator[Finding]:
@@ -204,10 +262,7 @@ def _zero_scale(evidence: Evidence, node: Node) -> _Verdict | None:
     gain = main_weight(evidence.view, node)
     if gain is not None and (gain.value is None or gain.value.max_abs == 0):
         return None if gain.value is None else _of_zero_parameter(evidence, node, gain)
-    return _Verdict(
-        "warning", node, "it normalises over single entries, so that its output is constant",
-        "normalise over a dimension with more than one entry",
-    )  # fmt: skip
+    return _Verdict("warning", node, *_ONE_ENTRY)
 
 
 def _zero_factor(evidence: Evidence, node: Node) -> _Verdict | None:

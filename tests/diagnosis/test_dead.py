@@ -56,7 +56,7 @@ def test_a_whole_activation_needs_no_cause() -> None:
     assert found(rectified(3, units=3), "dead") == ()  # by chance
 
 
-@pytest.mark.parametrize(("never", "severity"), [(17, "warning"), (16, "info"), (7, "info"), (6, None)])
+@pytest.mark.parametrize(("never", "severity"), [(23, "warning"), (22, "info"), (7, "info"), (6, None)])
 def test_several_steps_need_no_cause(never: int, severity: str | None) -> None:
     findings = found([rectified(never)] * 5, "dead")
     assert [f.severity for f in findings] == ([severity] if severity else [])

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from tests.faults.nets import Block, Graph
 from tests.faults.program import Built, Loss
 
-Batch = Callable[[int], tuple[tuple[Any, ...], Loss]]
+Batch = Callable[..., tuple[tuple[Any, ...], Loss]]  # of the step, and of what the loss makes of outputs and classes
 
 
 def seeded(step: int) -> torch.Generator:
@@ -25,10 +25,10 @@ def seeded(step: int) -> torch.Generator:
 def learnable(*shape: int) -> Batch:
     """Batches of normal numbers; the class is the largest of the first four averages."""
 
-    def batch(step):
+    def batch(step, loss=F.cross_entropy):
         x = torch.randn(*shape, generator=seeded(step))
         target = x.flatten(1)[:, :4].argmax(-1)
-        return (x,), lambda out: F.cross_entropy(out, target)
+        return (x,), lambda out: loss(out, target)
 
     return batch
 
@@ -96,10 +96,10 @@ class Nodes(nn.Module):
         return self.head(torch.relu(self.graph(torch.tanh(self.stem(x)))).mean(1))
 
 
-def _next_token(step):
+def _next_token(step, loss=F.cross_entropy):
     ids = torch.randint(0, 20, (8, 10), generator=seeded(step))
     target = (ids * 3 + 1) % 20
-    return (ids,), lambda out: F.cross_entropy(out.flatten(0, 1), target.flatten())
+    return (ids,), lambda out: loss(out.flatten(0, 1), target.flatten())
 
 
 BODIES: dict[str, tuple[Callable[[], nn.Module], Batch]] = {

@@ -9,6 +9,7 @@ from tests.faults import (
     advice,
     always_zero,
     cancelled,
+    causes,
     dead,
     detached,
     exploding,
@@ -18,11 +19,13 @@ from tests.faults import (
     healthy_models,
     healthy_nets,
     healthy_parameters,
+    healthy_practice,
     healthy_tasks,
     healthy_training,
     healthy_zeros,
     losses,
     optimizer,
+    practice,
     saturated,
     scale,
     training,
@@ -46,7 +49,8 @@ REGISTERS: tuple[Register, ...] = (
     detached.DETACHED, detached.UNUSED, underflow.UNDERFLOW, training.TRAINING, unregistered.UNREGISTERED,
     always_zero.STUCK, always_zero.UNFED, always_zero.CUT, always_zero.SINGLE, always_zero.UNROUTED,
     optimizer.MISSES, optimizer.IDLE, optimizer.UNCLEARED, optimizer.ROUNDING, optimizer.DECAY, optimizer.SPOILT,
-    losses.TWICE, losses.TARGETS, cancelled.CANCELLED, advice.ADVICE, traps.TRAPS, healthy.HEALTHY,
+    losses.TWICE, losses.TARGETS, cancelled.CANCELLED, advice.ADVICE, practice.PRACTICE, causes.CAUSES,
+    traps.TRAPS, healthy.HEALTHY,
 )  # fmt: skip
 PROGRAMS: tuple[Program, ...] = tuple(program for register in REGISTERS for program in register.programs)
 UNSEEN: tuple[Program, ...] = tuple(PLACED.programs)
@@ -56,6 +60,6 @@ FAULTS = tuple(program for program in PROGRAMS if program.expect and program.kin
 __all__ = [
     "FAULTS", "HEALTHY", "PROGRAMS", "REGISTERS", "TRAPS", "UNSEEN",
     # imported for what they register
-    "healthy_layers", "healthy_losses", "healthy_models", "healthy_nets", "healthy_parameters",
+    "healthy_layers", "healthy_losses", "healthy_models", "healthy_nets", "healthy_parameters", "healthy_practice",
     "healthy_tasks", "healthy_training", "healthy_zeros", "traps_more", "traps_nets",
 ]  # fmt: skip

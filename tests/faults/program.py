@@ -86,6 +86,22 @@ def returned(out: Any) -> Tensor:
 
 
 @dataclass(frozen=True)
+class Ran:
+    """What a training run in plain torch was.
+
+    Attributes:
+        losses: one for each backward pass that went through ``loss_at``.
+        first, last: gradients by name behind the first and the last of them; None where there is none.
+        moved: by name, the norm of the whole way over the norm at the start.
+    """
+
+    losses: list[float]
+    first: dict[str, Tensor | None]
+    last: dict[str, Tensor | None]
+    moved: dict[str, float]
+
+
+@dataclass(frozen=True)
 class Program:
     """A program and the answer that is right for it.
 
@@ -101,6 +117,7 @@ class Program:
         forms: the forms in which it must be found.
         info_ok: whether the right rule as information counts as found, since training goes on all the same.
         says: words, any of which must stand in the message or the suggestion of the finding.
+        proof: what a run of its own in plain torch shows (``Ran``), where no test of its kind does.
         half: thresholds are set on ``tune`` and reported on ``report``; see ``places.py`` for ``unseen``.
         places: in place of the words, regular expressions; one has to match the blamed key, id or parameter as a whole.
         real: plain torch's word on one step of it.
@@ -120,6 +137,7 @@ class Program:
     info_ok: bool = False
     says: tuple[str, ...] = ()
     half: Half = "tune"
+    proof: Callable[[Ran], bool] | None = None
     places: tuple[str, ...] = ()
     real: Callable[[Any], bool] | None = None
     seed_offsets: tuple[int, int] = (1000, 0)

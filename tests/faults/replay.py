@@ -10,13 +10,14 @@ import math
 import warnings
 from dataclasses import dataclass, field
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from tests.faults.program import Built
+from tests.faults.program import Built, Ran
 
 _QUIET = ("size", "dim", "__get__", "__set__", "shape", "backward", "is_floating_point")
 #: They put -inf where it was asked for; that is no fault by itself.
@@ -149,3 +150,24 @@ def gain(call: Call) -> float:
     sent = math.sqrt(sum(g.double().norm().item() ** 2 for g in (replayed if call.name == "cat" else replayed[:1])))
     arrived = math.sqrt(sum(g.double().norm().item() ** 2 for g in call.arrived.values()))
     return sent / arrived if arrived else math.nan
+
+
+def ran(built: Built) -> Ran:
+    """The program's own training run; each ``backward`` is noted with its loss and the gradients behind it."""
+    named = dict(built.model.named_parameters())
+    before = {name: p.detach().double().clone() for name, p in named.items()}
+    losses: list[float] = []
+    seen: list[dict[str, Tensor | None]] = []
+    real = Tensor.backward
+
+    def backward(loss, *args, **more):
+        losses.append(loss.detach().item())
+        real(loss, *args, **more)
+        seen.append({name: None if p.grad is None else p.grad.detach().to_dense().clone() for name, p in named.items()})
+
+    with mock.patch.object(Tensor, "backward", backward), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        built.train(built.optimized())
+    way = {name: p.detach().double() - before[name] for name, p in named.items()}
+    moved = {name: (one.norm() / (before[name].norm() + 1e-12)).item() for name, one in way.items()}
+    return Ran(losses, seen[0], seen[-1], moved)

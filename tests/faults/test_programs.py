@@ -15,7 +15,7 @@ from tests.faults import traps_more
 from tests.faults.catalogue import FAULTS, HEALTHY, PROGRAMS, TRAPS, UNSEEN
 from tests.faults.places import plain_step, trains
 from tests.faults.program import SEEDS, Built, Program
-from tests.faults.replay import Call, calls_of, gain, origins
+from tests.faults.replay import Call, calls_of, gain, origins, ran
 
 #: In the sweep: these check the programs themselves, which change when somebody changes them only.
 pytestmark = [pytest.mark.sweep, pytest.mark.filterwarnings("ignore")]  # torch warns of some of the faults itself
@@ -62,6 +62,14 @@ def test_plain_torch_says_the_same_of_a_program_with_a_proof_of_its_own(program:
     torch.manual_seed(program.seed_offsets[1])
     assert program.real is None or program.real(plain_step(built))
     assert program.expect or not built.trains or trains(built)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("program", named([p for p in PROGRAMS if p.proof is not None]))
+def test_a_run_in_plain_torch_shows_what_a_program_says_of_itself(program: Program, seed: int) -> None:
+    built = program.build(seed)
+    torch.manual_seed(seed)
+    assert program.proof is not None and program.proof(ran(built))
 
 
 @pytest.mark.parametrize("program", named(PROGRAMS))
@@ -340,7 +348,7 @@ def test_a_control_has_a_gradient_everywhere_and_trains_on(program: Program, see
     loss, gradients = step(program.build(seed))
     assert math.isfinite(loss)
     for name, gradient in gradients.items():
-        assert name.startswith(IDLE) or gradient is not None, name
+        assert name.startswith(IDLE) or gradient is not None or program.proof is not None, name
         assert gradient is None or gradient.isfinite().all(), name
     built.train(built.optimized())
     assert all(p.isfinite().all() for p in built.model.parameters())

@@ -12,7 +12,7 @@ from tests.faults.program import Built, Register
 UNREGISTERED = Register("unregistered")
 
 
-@UNREGISTERED("unregistered", culprits=("linear",))
+@UNREGISTERED("unregistered", culprits=("blocks",))
 def hidden_layers_in_a_list():
     net = Net(
         lambda self, x: self.head(self.run(x)),
@@ -30,7 +30,7 @@ def hidden_layers_in_a_list():
     return Built(net, (torch.randn(32, 16),), xent())
 
 
-@UNREGISTERED("unregistered", culprits=("linear",))
+@UNREGISTERED("unregistered", culprits=("heads",))
 def heads_of_several_tasks_in_a_dict():
     net = Net(
         lambda self, x: torch.cat([head(torch.tanh(self.body(x))) for head in self.heads.values()], dim=1),
@@ -40,7 +40,7 @@ def heads_of_several_tasks_in_a_dict():
     return Built(net, (torch.randn(16, 8),), mse(16, 2))
 
 
-@UNREGISTERED("unregistered", culprits=("conv2d",))
+@UNREGISTERED("unregistered", culprits=("pairs",))
 def stage_of_convolutions_in_a_nested_list():
     class Stage(nn.Module):
         def __init__(self):
@@ -74,7 +74,7 @@ def layer_made_in_forward():
     return Built(net, (torch.randn(16, 8),), xent(16, 3))
 
 
-@UNREGISTERED("unregistered", culprits=("lstm",))
+@UNREGISTERED("unregistered", culprits=("layers",))
 def recurrent_layers_in_a_list():
     class Tagger(nn.Module):
         def __init__(self):
@@ -92,7 +92,7 @@ def recurrent_layers_in_a_list():
     return Built(Tagger(), (torch.randint(30, (4, 7)),), xent(28, 5))
 
 
-@UNREGISTERED("unregistered", culprits=("linear",))
+@UNREGISTERED("unregistered", culprits=("experts",))
 def experts_in_a_tuple():
     class Experts(nn.Module):
         def __init__(self):
@@ -124,7 +124,7 @@ def positions_as_a_plain_tensor():
     return Built(Model(), (ids,), loss)
 
 
-@UNREGISTERED("unregistered", culprits=("layer_norm", "linear"))
+@UNREGISTERED("unregistered", culprits=("rest",))
 def transformer_block_in_a_list_of_a_submodule():
     class Encoder(nn.Module):
         def __init__(self):
