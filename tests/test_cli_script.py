@@ -267,6 +267,17 @@ def test_a_closure_is_found_after_its_first_step(ran: Any) -> None:
     assert "fxgrad: Sequential: " in ran(script).err
 
 
+def test_of_several_processes_the_first_one_writes_and_tells(
+    ran: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "1")
+    found = ran(VANISHING, "--check")
+    assert (found.code, found.err) == (0, "")
+    assert not (tmp_path / "run.fxgrad").exists()
+    monkeypatch.setenv("RANK", "0")
+    assert ran(VANISHING, "--check").code == 1
+
+
 def test_torch_is_not_loaded_before_the_script_does(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
         "import sys, os\nprint('torch' in sys.modules)\nimport torch\nprint(torch.ones(1))\n"

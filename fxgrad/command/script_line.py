@@ -70,13 +70,15 @@ def run_script(
     with reported(show_traceback):
         from fxgrad.command.findings import Wanted
         from fxgrad.command.outputs import View, check_paths, write_all
-        from fxgrad.command.training import Asked, train
+        from fxgrad.command.training import Asked, other_rank, train
 
         check_paths(output or [])
         wanted = Wanted("text", findings or [], fail_on or [])
         wanted.check(output or [])
         asked = Asked(script, arguments or [], module, run_file, every, statistics, sites, forward, status)
         trained = train(asked)
+        if other_rank():
+            raise typer.Exit(trained.code)
         typer.echo(trained.text(), err=True)
         if trained.judged is not None and output:
             write_all(trained.judged.flows[-1], output, View(diagnosis=trained.judged.diagnosis))

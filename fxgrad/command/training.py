@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
     from fxgrad.handles.watching import Watch
 
-__all__ = ["Asked", "Trained", "train"]
+__all__ = ["Asked", "Trained", "other_rank", "train"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +99,11 @@ def train(asked: Asked) -> Trained:
     finally:
         found.stop()
     return found.told(code)
+
+
+def other_rank() -> bool:
+    """Whether a launcher such as torchrun started this process as another one than the first."""
+    return os.environ.get("RANK", "0") != "0"
 
 
 @dataclass(slots=True)
@@ -189,7 +195,7 @@ class _Found:
         self._watch = loaded("fxgrad.api").watch(
             model, every=asked.every, statistics=asked.statistics, sites=asked.sites, forward=asked.forward,
             optimizer=tools.optimizers_of(model), scaler=tools.scaler(), log_to=self._seen, status=asked.status,
-            run_file=asked.run_file,
+            run_file=None if other_rank() else asked.run_file,
         )  # fmt: skip
 
     def stop(self) -> None:
