@@ -118,7 +118,8 @@ def _value(kind: str, row: dict[str, Any] | None) -> tuple[float, float, str] | 
 def peak_ratio(row: dict[str, Any]) -> float:
     """Peak memory to that of the plain step, with a full history of kept events."""
     memory = row["memory"]
-    kept = HISTORY * max(row.get("cost", {}).get("left_bytes", 0), 0)
+    cost = row.get("cost", {})
+    kept = HISTORY * (max(cost.get("left_bytes", 0), 0) + cost.get("kept_in_cpp", 0))
     ratio: float = (memory["other"]["first"] + kept) / memory["plain"]["first"]
     return ratio
 

@@ -26,6 +26,9 @@ PARTS = ("time", "cost", "memory")
 _CUDA_STEPS = 5  # between two CUDA events, so that the queue runs full as it does in a training loop
 
 
+_SIZES = 56  # bytes of the sizes of one value in C++
+
+
 @dataclass(frozen=True)
 class Wanted:
     """What to measure of a row.
@@ -129,7 +132,31 @@ def _cost(case: Case, configuration: Configuration, wanted: Wanted) -> dict[str,
         "step_reads": max(found.step_reads, extra.syncs), "flow_reads": found.flow_reads,
         "plain_kernels": found.plain.kernels, "plain_bytes_read": found.plain.bytes_read,
     }  # fmt: skip
-    return {"cost": result | {"floor_bytes": _floor(case, configuration)}}
+    return {
+        "cost": result | {"floor_bytes": _floor(case, configuration), "kept_in_cpp": _kept_in_cpp(case, configuration)}
+    }
+
+
+def _kept_in_cpp(case: Case, configuration: Configuration) -> int:
+    """Bytes that the native library keeps of a step, which torch's allocations don't show: statistics and sizes."""
+    runner = configuration.make(_built(case, "cpu"))
+    try:
+        for _ in range(3):
+            runner.step()
+        history = runner.watch.engine.recorder.history if isinstance(runner, Watched) else ()
+        latest = history[-1] if history else None
+        parts = [] if latest is None else [latest, *([] if latest.parameters is None else [latest.parameters])]
+        kept = sum(_bytes_of(written) for part in parts for written in part.native)
+        record = None if latest is None else latest.forward_record
+        sizes = record.sizes if record is not None and record.slots is not None else ()
+        sizes = () if any(one.forward_record.sizes is sizes for one in list(history)[:-1]) else sizes  # kept once
+        return kept + _SIZES * len(sizes) + (_bytes_of(record.written) if record and record.written is not None else 0)
+    finally:
+        runner.close()
+
+
+def _bytes_of(written: Any) -> int:
+    return 2 * len(written.state) + sum(one.nbytes for one in (written.squares, written.columns, written.bins))
 
 
 def _floor(case: Case, configuration: Configuration) -> int | None:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from fxgrad.diagnosis import Thresholds, diagnose
     from fxgrad.errors import FindingWarning, FxgradError, LogWarning
     from fxgrad.handles.dynamo_backend import flow_of
+    from fxgrad.handles.replaying import Replay, replay
     from fxgrad.run_file import Run, open_run
     from fxgrad.schema import (
         BlindSpot,
@@ -75,6 +76,7 @@ __all__ = [
     "Node",
     "NotChecked",
     "ParameterRecord",
+    "Replay",
     "Rewrite",
     "RewriteReport",
     "Run",
@@ -92,6 +94,7 @@ __all__ = [
     "load",
     "load_series",
     "open_run",
+    "replay",
     "rewrite",
     "rules",
     "save_series",
@@ -116,6 +119,7 @@ _HOME = {
     "Node": "fxgrad.schema",
     "NotChecked": "fxgrad.schema",
     "ParameterRecord": "fxgrad.schema",
+    "Replay": "fxgrad.handles.replaying",
     "Rewrite": "fxgrad.api",
     "RewriteReport": "fxgrad.schema",
     "Run": "fxgrad.run_file",
@@ -133,6 +137,7 @@ _HOME = {
     "load": "fxgrad.store",
     "load_series": "fxgrad.store",
     "open_run": "fxgrad.run_file",
+    "replay": "fxgrad.handles.replaying",
     "rewrite": "fxgrad.api",
     "rules": "fxgrad",
     "save_series": "fxgrad.store",

@@ -92,7 +92,7 @@ def watch(  # noqa: PLR0913  # the public signature of the design
     on_finding: Callable[[Finding], Any] | None = None, native: bool = True,
     log_to: Log | Sequence[Log] = (), log_every: int | None = 50, status: bool = False,
     run_file: str | Path | None = None, keep: int | tuple[int, int] | None = None,
-    run_file_errors: Errors = "warn",
+    run_file_errors: Errors = "warn", capture_batch: bool = False,
 ) -> Watch:  # fmt: skip
     """Observe the gradients of ``model`` in place, while the training loop stays as it is.
 
@@ -120,6 +120,8 @@ def watch(  # noqa: PLR0913  # the public signature of the design
             before; also the last one, when the watch is removed.  None: only by ``log()`` of the watch.
         run_file: a file that gets every event while training goes on, by a thread of its own; see ``fxgrad.open_run``.
         keep: how many of its latest flows are kept; ``(10_000, 100)``: and every 100th of those before.  None: all.
+        capture_batch: whether each step's batch, parameters and buffers are copied before it, and those of the first
+            error kept beside the run file, for ``fxgrad.replay``.
         run_file_errors: ``"warn"`` once and go on, or ``"raise"`` in the next step, where it cannot be written.
         status: whether each logged step is also one line on the screen: loss if noted, worst gradient, findings.
 
@@ -137,7 +139,7 @@ def watch(  # noqa: PLR0913  # the public signature of the design
     around = Around.of(statistics, optimizer=optimizer, scaler=scaler, limits=limits, on_finding=on_finding)
     around = replace(
         around, logbook=Logbook(checked_logs(log_to, log_every, status=status), log_every),
-        run_file=checked_run_file(run_file, keep, run_file_errors),
+        run_file=checked_run_file(run_file, keep, run_file_errors, capture_batch),
     )  # fmt: skip
     options = Options(statistics, capture, sites, forward, channels, native)
     compiled = compiled_call_of(model)

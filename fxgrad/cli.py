@@ -36,7 +36,7 @@ from fxgrad.command.options import (
     Traceback,
 )
 from fxgrad.command.reporting import MISUSE, reported
-from fxgrad.command.run_line import export_run, log_run
+from fxgrad.command.run_line import export_run, log_run, replay_step
 from fxgrad.command.script_line import SCRIPT, Commands, run_script
 from fxgrad.errors import OptionError
 from fxgrad.schema import GradientFlow, Level, SiteKind
@@ -261,6 +261,7 @@ def plot(
 
 app.command("log")(log_run)
 app.command("export")(export_run)
+app.command("replay")(replay_step)
 
 
 @app.command()

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fxgrad.diagnosis import diagnose
+from fxgrad.errors import GraphvizMissingError
 from fxgrad.frames import to_csv, to_pandas
 from fxgrad.graph import find_site, module_flows, to_networkx
 from fxgrad.render.comparing import comparison_text
@@ -21,14 +22,17 @@ from fxgrad.render.lines import history_text, site_text
 from fxgrad.render.page import comparison_html as comparison_page
 from fxgrad.render.page import series_html
 from fxgrad.render.page import to_html as flow_page
+from fxgrad.render.page.notebook import Shown
+from fxgrad.render.page.notebook import shown as page_shown
 from fxgrad.render.plots import plot_flow, plot_history
 from fxgrad.render.report import Report as report  # noqa: N813  # called like the functions
 from fxgrad.render.report import report_text
 from fxgrad.render.svg import notebook_html
 from fxgrad.render.svg import to_svg as flow_svg
 from fxgrad.render.text import table
+from fxgrad.render.verdict import verdict
 from fxgrad.run_file import Run
-from fxgrad.schema import Diagnosis, FlowSeries, GradientFlow
+from fxgrad.schema import Comparison, Diagnosis, FlowSeries, GradientFlow
 from fxgrad.series import flow_at, sampled, series_of
 from fxgrad.store import to_json, write_whole
 
@@ -36,7 +40,7 @@ __all__ = [
     "comparison_page", "comparison_svg", "comparison_text", "diagnose", "find_site", "finding_line",
     "findings_html", "findings_rich", "findings_text", "flow_at", "flow_page", "flow_svg", "flow_text",
     "flows_of_ranks", "history_text", "module_flows", "notebook_html", "plot_flow", "plot_history", "report",
-    "sampled", "series_of", "series_page", "site_text", "table", "to_csv", "to_dot", "to_json", "to_networkx",
+    "sampled", "series_of", "series_page", "shown", "site_text", "table", "to_csv", "to_dot", "to_json", "to_networkx",
     "to_pandas", "write_whole",
 ]  # fmt: skip
 
@@ -70,3 +74,15 @@ def _judged(flows: FlowSeries) -> Diagnosis:
     ranks = {"error": 0, "warning": 1, "info": 2}
     both = sorted((*found.findings, *earlier.values()), key=lambda one: ranks[one.severity])
     return replace(found, findings=tuple(both))
+
+
+def shown(what: GradientFlow | FlowSeries | Comparison, height: int, options: Mapping[str, Any]) -> Shown:
+    """The page of any of these for a notebook, and its picture where Graphviz is there."""
+    page = what.to_html(None, **options)
+    drawn = what.sampled(1)[0] if isinstance(what, FlowSeries) else what
+    flow = drawn.after if isinstance(drawn, Comparison) else drawn
+    try:
+        picture = drawn.to_svg()
+    except GraphvizMissingError:
+        picture = None
+    return page_shown(page, picture, f"{flow.capture.model}: {verdict(flow, flow.findings)}", height)

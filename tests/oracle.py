@@ -281,7 +281,7 @@ def compare(
         measured: norm per site, None where the tool saw no gradient.
         oracle: what ``site_gradients`` returned.
         which: the norm that ``measured`` holds.
-        untold: sites where the tool may say that it cannot tell; it must then say None, never a wrong number.
+        unmeasurable: sites where the tool may say that it cannot tell; it must then say None, never a wrong number.
         rtol, atol: relative and absolute tolerance of a norm.
     """
     unmeasurable = set(unmeasurable)

@@ -28,6 +28,18 @@ def modules_after(code: str) -> set[str]:
     return set(done.stdout.split())
 
 
+def test_the_house_shows_every_room_and_no_other() -> None:
+    text = (PACKAGE.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    house = text.split("## The house")[1].split("```")[1].split("\nweb/")[0]
+    shown = set(re.findall(r"(?<![\w/.])(\w+(?:\.py|/))(?=[,\s])", house.split("\n", 2)[2]))
+    rooms = {
+        f"{path.name}{'/' * path.is_dir()}" for path in PACKAGE.iterdir() if not path.name.startswith(("__p", "."))
+    }
+    assert rooms - {"py.typed", "__main__.py"} <= shown
+    inside = {path.name for room in PACKAGE.iterdir() if room.is_dir() for path in room.iterdir()}
+    assert {name for name in shown if name.rstrip("/") not in inside} <= rooms
+
+
 def test_import_does_nothing_else() -> None:
     loaded = modules_after("import fxgrad") - modules_after("import typing, importlib")
     assert {name for name in loaded if not name.startswith("_")} <= {"fxgrad", "fxgrad.presenting"}

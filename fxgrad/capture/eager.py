@@ -20,13 +20,13 @@ from fxgrad.capture.captured import Call, CallGraph, ModuleSpan, Opaque, Output,
 from fxgrad.capture.functions import Applied, Functions, given_to
 from fxgrad.capture.modules import ModuleMap, Place
 from fxgrad.capture.names import METADATA, source_line
-from fxgrad.capture.recomputation import Recomputation, in_checkpoint, is_recomputed, made_by_function
+from fxgrad.capture.recomputation import Recomputation, Record, in_checkpoint, is_recomputed, made_by_function
 from fxgrad.capture.strays import Strays
 from fxgrad.capture.values import Known, Values
 from fxgrad.torch_support.compiled import Looking
 from fxgrad.torch_support.private import functorch_active, sequence_number, version_of, without_torch_function
 from fxgrad.torch_support.private_passes import sequence_of
-from fxgrad.torch_support.shards import in_fsdp
+from fxgrad.torch_support.shards import gathers
 from fxgrad.torch_support.structure import tensors_in
 
 _WRITES_ITEM = torch.Tensor.__setitem__
@@ -44,7 +44,7 @@ class Session(TorchFunctionMode):
     """
 
     def __init__(
-        self, modules: ModuleMap, forward_record: Any, put: Any, previous: CallGraph | None, beside: Any = None
+        self, modules: ModuleMap, forward_record: Record, put: Any, previous: CallGraph | None, beside: Any = None
     ) -> None:  # fmt: skip
         super().__init__()
         self.modules = modules
@@ -70,7 +70,7 @@ class Session(TorchFunctionMode):
         self._first_sites: list[int] = []
         self.hidden = self.asked = False
         self._sequence, self._began = -1, 0
-        if getattr(forward_record, "rewriting", None) is not None:
+        if forward_record.rewriting is not None:
             forward_record.partial = lambda: CallGraph(list(self.calls), list(self.spans), self.lost)
 
     # ---- entering and leaving -------------------------------------------------------------------------------
@@ -190,7 +190,7 @@ class Session(TorchFunctionMode):
         self._look_for_hidden_code()
         word = word_of(func)
         self.asked = self.asked or getattr(func, "__name__", "") in ASKS
-        if word in METADATA or functorch_active() or (self.modules.reduced and in_fsdp()):
+        if word in METADATA or functorch_active() or (self.modules.reduced and gathers(args)):
             # Wrapped tensors have no gradient of their own; what comes out of a transform is external.
             return func(*args, **kwargs)
         with without_torch_function():  # what a mode or class of the user's is to see is the call, and once
@@ -291,7 +291,7 @@ class Session(TorchFunctionMode):
         if known is None or known.site < 0 or not known.requires_grad or known.version != version_of(tensor):
             return False
         forward_record = self.forward_record
-        if forward_record.same is None or forward_record.rewriting is not None:  # a rule acts where a hook is
+        if forward_record.again or forward_record.rewriting is not None:  # a rule acts where a hook is
             return False
         forward_record.same[site] = known.site
         return True

@@ -16,7 +16,7 @@ import torch
 import torch.utils.checkpoint
 from torch import Tensor
 
-from fxgrad.capture.captured import Call
+from fxgrad.capture.captured import Call, CallGraph
 from fxgrad.torch_support.structure import tensors_in
 
 
@@ -54,6 +54,25 @@ def made_by_function(tensor: Tensor) -> bool:
     return isinstance(tensor.grad_fn, torch.autograd.function.BackwardCFunction)
 
 
+class Record(Protocol):
+    """What an eager session writes into: the record of a forward call, or what stands in for it in a second run.
+
+    ``again``: it is the second run of a checkpointed region, in which each value has a hook of its own.
+    """
+
+    shapes: list[Any]
+    not_required: set[int]
+    unmeasurable: set[int]
+    call_graph: CallGraph | None
+    same: dict[int, int]
+    again: bool
+    edges: Any
+    values: Any
+    rewriting: Any
+    partial: Callable[[], CallGraph] | None
+    recomputed: bool
+
+
 class _Replay:
     """Takes the probes of a second run; stands in for a forward record."""
 
@@ -62,10 +81,12 @@ class _Replay:
         self.shapes: list[Any] = []
         self.not_required: set[int] = set()
         self.unmeasurable: set[int] = set()
-        self.call_graph: Any = None
-        self.same: Any = None
-        self.edges: Any = None
-        self.values: Any = None
+        self.call_graph: CallGraph | None = None
+        self.same: dict[int, int] = {}
+        self.again = True
+        self.edges = self.values = self.rewriting = None
+        self.partial: Callable[[], CallGraph] | None = None
+        self.recomputed = False
 
 
 class Recomputation:

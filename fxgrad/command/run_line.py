@@ -1,4 +1,4 @@
-"""The commands for run files: ``fxgrad log`` and ``fxgrad export``."""
+"""The commands for run files: ``fxgrad log``, ``fxgrad export`` and ``fxgrad replay``."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Annotated
 import typer
 
 from fxgrad.command.exporting import What
-from fxgrad.command.options import Traceback
+from fxgrad.command.options import All, Files, Keywords, Target, Traceback
 from fxgrad.command.reporting import reported
 
-__all__ = ["export_run", "log_run"]
+__all__ = ["export_run", "log_run", "replay_step"]
 
 RunFile = Annotated[Path, typer.Argument(metavar="RUN.FXGRAD", help="What `watch(run_file=...)` wrote, or writes.")]
 
@@ -45,3 +45,27 @@ def export_run(
         found = recorded(file)
         export([found] if isinstance(found, GradientFlow) else found, output, of)
         typer.echo(f"wrote {output}")
+
+
+def replay_step(
+    file: RunFile,
+    target: Target,
+    keywords: Keywords = None,
+    output: Files = None,
+    every: All = False,
+    show_traceback: Traceback = False,
+) -> None:
+    """Run the step of a run's first error again, with full statistics; kept by `watch(capture_batch=True)`."""
+    with reported(show_traceback):
+        from fxgrad.command.outputs import View, check_paths, plain_text, write_all
+        from fxgrad.command.targets import load_model
+        from fxgrad.handles.replaying import replay
+
+        check_paths(output or [])
+        found = replay(file, load_model(target, keywords or []))
+        typer.echo(str(found).partition("\n")[0] + "\n")
+        view = View(diagnosis=found.flow.diagnosis, whole=True, every=every)
+        typer.echo(plain_text(found.flow, view), nl=False)
+        write_all(found.flow, output or [], view)
+        for path in output or []:
+            typer.echo(f"wrote {path}")

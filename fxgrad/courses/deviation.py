@@ -76,7 +76,7 @@ class Found:
     call_graph: CallGraph
     slots: tuple[tuple[int, ...], ...]
     not_required: frozenset[int]
-    same: Mapping[int, int]
+    same: dict[int, int]
     parameters: Mapping[int, Sequence[int]]
 
 

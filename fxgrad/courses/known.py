@@ -50,6 +50,7 @@ class Course:
         shown, gates: by value, what is wanted of it in the forward pass; how C++ counts its active units.
         pieces: the autograd edges of edge sites; None where edges are not measured.
         unmeasured: why an edge has none.
+        sizes: of the values in the latest call.
     """
 
     call_graph: CallGraph
@@ -60,12 +61,19 @@ class Course:
     first_values: Sequence[int]
     not_required: frozenset[int]
     unmeasurable: frozenset[int]
-    same: Mapping[int, int]
+    same: dict[int, int]
     parameters: Mapping[int, Sequence[int]]
     pieces: Sequence[Any] | None = None
     unmeasured: Mapping[int, tuple[str, str]] = field(default_factory=dict)
     shown: Mapping[int, int] = field(default_factory=dict)
     gates: Mapping[int, Any] = field(default_factory=dict)
+    sizes: Any = None
+
+    def share(self, sizes: Any) -> Any:
+        """The sizes of a call's values; one object for all calls that have the same, since each event keeps them."""
+        if self.sizes is None or not self.sizes.same_as(sizes):
+            self.sizes = sizes
+        return self.sizes
 
 
 class Observer:
@@ -308,6 +316,8 @@ class Observer:
         leaves = run.bind_leaves(parameters, [parameter for _, parameter in self._parameters] if parameters else ())
         if forward_record.deviation is not None:
             forward_record.deviation.leaves.update(leaves)
+        else:  # all slots are there
+            forward_record.sizes = self.courses[number].share(forward_record.sizes)
 
     def _by_number(self, parameters: Iterable[int]) -> dict[int, Tensor]:
         """Parameters by the number that the observer gives them."""

@@ -303,9 +303,4 @@ def _hit(view: FlowView, path: Path, level: float) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
-def level_words(change: float) -> str:
-    """Decades as a factor."""
-    return number(10**change) if math.isfinite(change) else "0"
-
-
 __all__ = ["Path", "Step", "decades", "exploding", "paths", "vanishing"]

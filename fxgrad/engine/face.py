@@ -101,7 +101,7 @@ def face_of(plain: Plain, run: Callable[..., Any]) -> Any:
     return types.MethodType(_dressed(_method_face(owner, run, elsewhere), plain, below.__func__), owner)
 
 
-def _method_face(owner: Any, run: Callable[..., Any], elsewhere: Callable[..., Any]) -> types.FunctionType:
+def _method_face(owner: object, run: Callable[..., Any], elsewhere: Callable[..., Any]) -> types.FunctionType:
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         if self is owner:
             return run(args, kwargs)

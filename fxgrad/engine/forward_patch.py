@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import threading
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -16,6 +18,7 @@ from fxgrad.errors import WatchError
 from fxgrad.rewriting.apply import MARK as RULES
 from fxgrad.rewriting.apply import NodeRules
 from fxgrad.torch_support.private import compiled_original, graph_in_the_making
+from fxgrad.torch_support.private_compiled import called_as_compiled
 from fxgrad.torch_support.private_skipping import leave_to_python
 
 _PATCHED = "_fxgrad_forward"
@@ -23,6 +26,10 @@ _NO_GRAPH = (
     "fxgrad watches or rewrites this model and needs its Python to run: torch.compile runs its forward as it is, and "
     "with fullgraph=True cannot. Take torch.compile(model, backend='fxgrad') and fxgrad.flow_of(model) to see into a "
     "compiled model, or call remove() first"
+)
+_UNCOMPILED = (
+    "fxgrad watches or rewrites a model that is called as compiled code, and needs its Python: it runs uncompiled, and "
+    "may differ in the last bits from what is compiled. Compile first, then fxgrad.watch(compiled)"
 )
 _installing = threading.RLock()
 
@@ -58,6 +65,7 @@ class PatchedForward:
         self.patches: list[ForwardPatch] = []
         self.one_shots = 0
         self._model = model
+        self._said = False  # whether it was said that compiled code runs uncompiled
         leave_to_python()
         # One function for all faces: dynamo makes no graph of the observed call, and says this where it has to.
         self._call = torch.compiler.disable(self._run, recursive=True, reason=_NO_GRAPH)  # type: ignore[no-untyped-call]
@@ -79,6 +87,10 @@ class PatchedForward:
         if not patches:  # a forward stood on top of us when the last patch went, and is gone or calls us
             self._go()
             return self.plain(*args, **kwargs)
+        if not (self._said or self.one_shots) and called_as_compiled(self._model):
+            self._said = True
+            with contextlib.suppress(RuntimeWarning):  # where warnings are errors: the user's step goes on
+                warnings.warn(_UNCOMPILED, RuntimeWarning, stacklevel=2)
         if graph_in_the_making():  # of torch.jit.trace or torch.export, which runs what it makes without us
             return self.plain(*args, **kwargs)
         patch = patches[-1]

@@ -94,6 +94,7 @@ class WrittenEvents:
         self._file = file
         self._patterns: list[_Pattern] = []
         self.step: int | None = None  # of the event that was written last
+        self.broken = False  # whether an error was found, whose step is kept
         self._count = 0
         self._quick = True
 

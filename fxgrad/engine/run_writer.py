@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, distributed
 
 from fxgrad.engine.judging import Judge
+from fxgrad.engine.moments import Moment, moment_path
 from fxgrad.engine.run_events import Coming, WrittenEvents
 from fxgrad.errors import LogWarning, OptionError, RunFileError
 from fxgrad.record.recorder import EventRecord
@@ -35,6 +36,7 @@ __all__ = ["Errors", "RunOptions", "RunWriter", "checked_run_file"]
 
 Errors = Literal["warn", "raise"]
 _PATIENCE = 10.0  # seconds that a step waits for the event before the last one to be written
+_MOMENTS = 2  # copies of a step that are held: of forward calls whose backward pass has not come yet
 _UNSTEPPED = 64  # events, without a step of the optimizer so far, that are written again when it comes
 
 
@@ -46,14 +48,16 @@ class RunOptions:
         path: of the file.
         keep: see ``RunFile.create``.
         errors: what becomes of an error: a ``LogWarning``, once, or raised in the next step.
+        capture: whether each step is copied before it runs, and that of the first error kept.
     """
 
     path: Path
     keep: Any = None
     errors: Errors = "warn"
+    capture: bool = False
 
 
-def checked_run_file(run_file: Any, keep: Any, errors: Any) -> RunOptions | None:
+def checked_run_file(run_file: Any, keep: Any, errors: Any, capture: Any = False) -> RunOptions | None:  # noqa: FBT002
     """The options of ``fxgrad.watch``; None where there is to be no file.
 
     Raises:
@@ -64,14 +68,14 @@ def checked_run_file(run_file: Any, keep: Any, errors: Any) -> RunOptions | None
         message = f"run_file_errors={errors!r} is not known; it is 'warn' or 'raise'"
         raise OptionError(message)
     if run_file is None:
-        if keep is not None:
-            message = "keep= thins a run file: give run_file='run.fxgrad', too"
+        if keep is not None or capture:
+            message = f"{'capture_batch' if capture else 'keep'}= is about a run file: give run_file='run.fxgrad', too"
             raise OptionError(message)
         return None
     if not isinstance(run_file, (str, Path)):
         message = f"run_file= takes the path of a file, such as 'run.fxgrad', but got {type(run_file).__name__}"
         raise OptionError(message)
-    return RunOptions(Path(run_file), keep, errors)
+    return RunOptions(Path(run_file), keep, errors, bool(capture))
 
 
 @dataclass(slots=True, eq=False)
@@ -81,6 +85,7 @@ class _Job:
     Attributes:
         coming: the event; None where there is no further one.
         notes, findings: that go with it.
+        moment: what the step began with, where that is copied.
         again: whether it was written before, without the optimizer's step behind it.
         last: whether the run ends with it.
         done: set when it is in the file, or has failed with ``error``.
@@ -89,6 +94,7 @@ class _Job:
     coming: Coming | None
     notes: dict[str, float | Tensor] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
+    moment: Moment | None = None
     again: bool = False
     last: bool = False
     done: threading.Event = field(default_factory=threading.Event)
@@ -122,6 +128,7 @@ class RunWriter:
         self._next: dict[str, float | Tensor] = {}  # of the event to come
         self._findings: list[Finding] = []
         self._busy: list[_Job] = []
+        self._moments: dict[int, Moment] = {}  # by number of the forward call
         self._raised: Exception | None = None
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -183,6 +190,13 @@ class RunWriter:
             self._pending = [part for part in kept if part.forward_record.call_graph is not None]
             self._beside, self._next = self._next, {}
 
+    def captured(self, number: int, moment: Moment) -> None:
+        """What the forward call with this number began with."""
+        if self._on:
+            self._moments[number] = moment
+            while len(self._moments) > _MOMENTS:
+                del self._moments[next(iter(self._moments))]
+
     def forward(self) -> None:
         """A training forward is about to run: the step before it is complete.
 
@@ -221,7 +235,7 @@ class RunWriter:
             self._lose(len(pending), f"it is slower than the training, by more than {_PATIENCE:.0f} seconds")
         else:
             try:
-                with torch.no_grad(), without_torch_function(), without_dispatch_modes():
+                with without_torch_function(), without_dispatch_modes(), torch.no_grad():
                     self._give(pending)
             except Exception as error:  # noqa: BLE001  # the user's backward must go on
                 self._fail(error, lost=len(pending))
@@ -232,6 +246,7 @@ class RunWriter:
         self._unstepped.extend(part for part in pending if self._stepped(part) is False)
         jobs = [_Job(self._coming(part), again=True) for part in again]
         jobs += [_Job(self._coming(part)) for part in pending]
+        jobs[-1].moment = self._moments.pop(pending[-1].forward_record.number, None)
         jobs[-1].notes, self._beside = self._beside, {}
         jobs[-1].findings, self._findings = self._findings, []
         for job in jobs:
@@ -301,7 +316,7 @@ def _work(options: RunOptions, jobs: SimpleQueue[_Job | None], opened: _Job) -> 
                 _write(file, events, judge, job)
             except Exception as error:  # noqa: BLE001  # told where it is waited for
                 job.error = error
-            job.coming = None  # which holds the event
+            job.coming = job.moment = None  # which hold the event
             job.done.set()
             del job
 
@@ -320,6 +335,9 @@ def _write(file: RunFile, events: WrittenEvents, judge: Judge, job: _Job) -> Non
     found = [*job.findings, *(() if job.again else judge.look(flow, bad=bad, last=job.last))]
     if found:
         file.found(found, events.step or 0)
+    if job.moment is not None and not events.broken and any(finding.severity == "error" for finding in found):
+        events.broken = True
+        job.moment.save(moment_path(file.path), events.step or 0)
 
 
 def _is_first() -> bool:

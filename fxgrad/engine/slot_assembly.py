@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor
 
@@ -45,17 +44,10 @@ class SlotRun:
 
 def assemble_slots(event: EventRuns, run: SlotRun) -> EventRecord:
     """One forward call in a backward event, with its flow."""
-    forward_record: Any = ForwardRecord(None, run.number, 0)
-    forward_record.call_graph, forward_record.report, forward_record.parameters = (
-        run.call_graph,
-        run.report,
-        run.parameters,
-    )
-    forward_record.shapes, forward_record.not_required, forward_record.unprobed = (
-        run.shapes,
-        run.not_required,
-        run.unprobed,
-    )
+    forward_record = ForwardRecord(None, run.number, 0)
+    forward_record.call_graph, forward_record.report = run.call_graph, run.report
+    forward_record.parameters, forward_record.shapes = run.parameters, run.shapes
+    forward_record.not_required, forward_record.unprobed = run.not_required, run.unprobed
     forward_record.accumulating = run.accumulating
     event_record = event_record_of(
         forward_record, run.slots, SlotFacts(len(run.call_graph.sites), run.slot_of, run.shapes)

@@ -180,7 +180,7 @@ class Capturer:
         return shapes, forward_record.not_required
 
 
-def _no_hook(forward_record: Any, value: Any, site: int) -> None:
+def _no_hook(forward_record: object, value: object, site: int) -> None:
     """No backward pass follows a run without data."""
 
 

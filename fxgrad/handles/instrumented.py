@@ -200,6 +200,6 @@ def _with_the_face_of(own: Callable[..., Any]) -> Callable[..., Any]:
 
     itself = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
     signature = inspect.signature(own)
-    face: Any = forward
-    face.__signature__ = signature.replace(parameters=[itself, *signature.parameters.values()])
+    with_self = signature.replace(parameters=[itself, *signature.parameters.values()])
+    forward.__signature__ = with_self  # type: ignore[attr-defined]
     return forward

@@ -17,6 +17,7 @@ from fxgrad.diagnosis.limits import checked_limits
 from fxgrad.engine.alarms import Alarms, OnFinding, checked_listener
 from fxgrad.engine.forward_patch import patched_forward_of, patching, refuse_unpatchable
 from fxgrad.engine.logbook import Logbook
+from fxgrad.engine.moments import Moment
 from fxgrad.engine.run_writer import RunOptions, RunWriter
 from fxgrad.engine.step import Engine, Options
 from fxgrad.engine.training import Training, checked_optimizers, checked_scaler
@@ -124,7 +125,16 @@ class Watch:
             self._logbook.forward(self._forwards - 1)
             if self._run is not None:
                 self._run.forward()
+                if self._run.options.capture:
+                    return self._captured(self._run, args, kwargs)
         return self.engine.run(args, kwargs, observe=observe)
+
+    def _captured(self, run: RunWriter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        moment = Moment.before(self._model, args, kwargs)
+        result = self.engine.run(args, kwargs, observe=True)
+        moment.returned(result)
+        run.captured(self.engine.latest_forward, moment)
+        return result
 
     def _wants(self) -> bool:
         if self._paused or not self.engine.recorder.on:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fxgrad.probes.edges import EdgeNotes
 from fxgrad.probes.probe import put
+from fxgrad.record.loss import look_at_the_loss
 from fxgrad.torch_support.private import without_torch_function
 from fxgrad.torch_support.private_passes import versions_of
 from fxgrad.torch_support.structure import tensors_in
@@ -65,6 +66,7 @@ class ForwardRecord:
         "part", "partial", "places", "recomputed", "record", "reduced", "report", "rewriting", "same", "shapes", "sink",
         "sizes", "slots", "task", "units", "unmeasurable", "unprobed", "values", "versions", "window", "written",
     )  # fmt: skip
+    again = False  # this is no second run of a checkpointed region
 
     def __init__(self, sink: Any, number: int, expected: int) -> None:
         self.sink = sink
@@ -83,12 +85,12 @@ class ForwardRecord:
         self.parameters: Any = ()
         self.escalated: frozenset[int] = frozenset()
         self.rewriting: Any = None
-        self.partial: Any = None
+        self.partial: Callable[[], CallGraph] | None = None
         self.window: Any = None
         self.edges: EdgeNotes | None = None
         self.values: Any = None
         self.accumulating: bool | None = None
-        self.same: Mapping[int, int] = {}
+        self.same: dict[int, int] = {}
         self.unprobed: Mapping[int, str] = {}
         self.places: Mapping[int, int] = {}
         self.slots: Sequence[Sequence[int]] | None = None
@@ -158,6 +160,10 @@ class ForwardRecord:
     def native_differentiated(self) -> None:
         """A backward pass is being differentiated."""
         self.invalidate()
+
+    def reached(self) -> None:
+        """A backward pass comes to this call: see what the loss did with its outputs."""
+        look_at_the_loss(self.call_graph, self.end)
 
     def invalidate(self) -> None:
         """A backward pass is being differentiated: what a call saved may send back more than its result's users do."""

@@ -89,12 +89,16 @@ def _exchange(what: str, flows: Sequence[GradientFlow], timeout: float, group: A
     own = packed(flows, rank)
     if not spread:
         return _Found([unpacked(own.payload, rank)], own.courses)
-    meeting = _Meeting(group, timeout)
     told = {"what": what, "bytes": own.payload.numel(), "courses": sorted(own.courses)}
-    call_graph = meeting.agree(told, own.courses)
-    payloads = meeting.gather(own.payload, call_graph["bytes"])
-    meeting.done()
-    courses = {name: from_json(text) for name, text in call_graph["unknown"].items()} | own.courses
+    try:
+        meeting = _Meeting(group, timeout)
+        agreed = meeting.agree(told, own.courses)
+        payloads = meeting.gather(own.payload, agreed["bytes"])
+        meeting.done()
+    except dist.DistNetworkError as error:
+        message = f"the process that keeps torch's store, rank 0 or torchrun itself, is gone: {error}".splitlines()[0]
+        raise RanksError(message) from error
+    courses = {name: from_json(text) for name, text in agreed["unknown"].items()} | own.courses
     return _Found([unpacked(payload, number) for number, payload in enumerate(payloads)], courses)
 
 
@@ -173,18 +177,18 @@ class _Meeting:
         self._store.set(self._key(str(self.rank)), json.dumps(told))
         if self.rank == 0:
             self._store.set(self._key("plan"), json.dumps(self._planned()))
-        call_graph: dict[str, Any] = json.loads(self._get(self._key("plan"), "rank 0", (0,), self.timeout * 1.5 + 5.0))
-        if call_graph["error"]:
-            raise RanksError(call_graph["error"], tuple(call_graph["ranks"]))
-        for course, first in call_graph["needed"].items():  # the keys stay: the next read may need them again
+        agreed: dict[str, Any] = json.loads(self._get(self._key("plan"), "rank 0", (0,), self.timeout * 1.5 + 5.0))
+        if agreed["error"]:
+            raise RanksError(agreed["error"], tuple(agreed["ranks"]))
+        for course, first in agreed["needed"].items():  # the keys stay: the next read may need them again
             if first == self.rank and not self._store.check([f"course {course}"]):
                 self._store.set(f"course {course}", to_json(courses[course]))
-        call_graph["unknown"] = {
+        agreed["unknown"] = {
             course: self._get(f"course {course}", f"rank {first}", (first,), self.timeout)
-            for course, first in call_graph["needed"].items()
+            for course, first in agreed["needed"].items()
             if course not in courses
         }
-        return call_graph
+        return agreed
 
     def _planned(self) -> dict[str, Any]:
         """Who is there, and what is to be exchanged."""
@@ -215,7 +219,7 @@ class _Meeting:
         keys = [self._key(str(number)) for number in range(self.size)]
         try:
             self._store.wait(keys, timedelta(seconds=self.timeout))
-        except dist.DistStoreError:
+        except RuntimeError:  # not every store has an error of its own for that
             return [number for number, key in enumerate(keys) if not self._store.check([key])]
         return []
 
@@ -223,7 +227,7 @@ class _Meeting:
         try:
             self._store.wait([key], timedelta(seconds=seconds))
             text: str = self._store.get(key).decode()
-        except (dist.DistStoreError, dist.DistNetworkError) as error:
+        except RuntimeError as error:
             message = (
                 f"{who} of {self.size} did not answer a read of the reduced flow within {seconds:g} s: it died, or "
                 f"never came to the call ({type(error).__name__})"

@@ -7,7 +7,7 @@ import re
 import sys
 import types
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -26,9 +26,17 @@ _NAME = re.compile(r"Backward\d*$")
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 
 
-def look_at_the_loss(forward_record: Any) -> None:
-    """A backward pass comes to a forward call: the first time for its graph, what the loss did with its outputs."""
-    call_graph, end = getattr(forward_record, "call_graph", None), getattr(forward_record, "end", None)
+class Led(Protocol):
+    """A call graph, which knows what led from its outputs to the loss; None before anybody has looked."""
+
+    loss: tuple[LossOp, ...] | None
+
+
+def look_at_the_loss(call_graph: Led | None, end: int | None) -> None:
+    """A backward pass comes to a forward call: the first time for its graph, what the loss did with its outputs.
+
+    ``end``: autograd's number when the forward had returned.
+    """
     if call_graph is None or end is None or call_graph.loss is not None:
         return
     call_graph.loss = ()

@@ -33,6 +33,10 @@ class Owner(Protocol):
     escalated: Any
     differentiated: bool
 
+    def reached(self) -> None:
+        """A backward pass comes here: nothing of it has been recorded yet."""
+        ...
+
     def invalidate(self) -> None:
         """A backward pass is being differentiated."""
         ...
@@ -77,6 +81,9 @@ class Parameters:
         """Whether somebody acts on a parameter's gradient once it is there, perhaps in ways torch does not count."""
         parameter = self.tensors.get(index)
         return parameter is not None and acts_after_accumulation(parameter)
+
+    def reached(self) -> None:
+        """Nothing to look at."""
 
     def invalidate(self) -> None:
         """What a parameter gets is what arrives, however it comes about."""

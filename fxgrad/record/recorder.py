@@ -19,7 +19,6 @@ from fxgrad.record.events import Event, Events
 from fxgrad.record.full import is_staged, write_any_norm, write_bins, write_full
 from fxgrad.record.hooks import FullHook, Hook, norm_of_float32, norm_of_half, write_fast
 from fxgrad.record.library import library
-from fxgrad.record.loss import look_at_the_loss
 from fxgrad.record.native import SEVERAL, Written, unpack
 from fxgrad.record.owners import Owner, Parameters
 from fxgrad.record.parked import Parking
@@ -279,7 +278,7 @@ class Recorder(Events[BackwardEvent]):
         free = self._free[kind]
         part = event.parts[owner] = Part(event, free.pop() if free else Slots(self._impatient[kind]), [])
         if not kind:
-            look_at_the_loss(owner)
+            owner.reached()
         return part
 
     def native_begins(self, owner: Owner, written: Written) -> bool:

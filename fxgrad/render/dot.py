@@ -27,14 +27,11 @@ from fxgrad.render.palette import (
 )
 from fxgrad.render.scale import DECADES, Size, colour, joint, scale_of
 from fxgrad.render.themes import THEMES
+from fxgrad.render.uses import use_words, uses_between
 from fxgrad.render.words import (
     Look,
-    audit_lines,
-    norm_words,
     number,
     rewritten_counts,
-    rule_words,
-    way_words,
 )
 from fxgrad.schema import Edge, GradientFlow
 from fxgrad.store import write_whole
@@ -88,11 +85,7 @@ class _Picture:
         self.looks = [self.labels.look(box) for box in self.boxes]
         self.dropped = {drop.site.id for box in self.boxes for drop in self.labels.drops(box)}
         self.scale = scale_of(flow, options.norm, options.scale)
-        self.uses: dict[tuple[int, int], list[Edge]] = {}
-        for edge in flow.edges:
-            ends = self.number[edge.producer], self.number[edge.consumer.key]
-            if ends[0] != ends[1]:
-                self.uses.setdefault(ends, []).append(edge)
+        self.uses = uses_between(flow, self.number)
         self.marks = Marks(flow, options.findings, self.boxes, self.number)
         self.ways = self.marks.ways(self.uses)
         self.size = max(len(self.boxes), len(self.uses) // 3)
@@ -170,7 +163,7 @@ class _Picture:
         far = _far(self.uses, len(self.boxes)) if self.size > _LARGE else set()
         for (tail, head), edges in self.uses.items():
             dropped = any(edge.producer + edge.output_position in self.dropped for edge in edges)
-            uses = [self._use_words(edge) for edge in edges[:_USES]]
+            uses = [use_words(edge, self.norm) for edge in edges[:_USES]]
             start = f"n{tail}"
             if (tail, head) in far:
                 box = self.boxes[tail]
@@ -194,14 +187,6 @@ class _Picture:
         if value is None:
             return EDGES["not_measured"]
         return _line(self.scale, value) if value > 0 else EDGES["zero"]
-
-    def _use_words(self, edge: Edge) -> str:
-        use = f"{edge.producer}{edge.output_position} -> {edge.consumer.key} {edge.consumer.argument}"
-        use += f": {self.norm} {norm_words(edge.statistics, self.norm)}" if edge.measured else ""
-        if edge.rewritten is None:
-            return use
-        words = [way_words(edge.rewritten, self.norm), *audit_lines(edge.rewritten)]
-        return f"{use}, rewritten by {rule_words(edge.rewritten)}: {'; '.join(words)}"
 
     def _legend(self, graph: Any) -> None:
         """In one row, so that it takes no height from the graph beside it."""

@@ -16,7 +16,7 @@ from fxgrad.render.panel import PANEL, Legend, panel
 from fxgrad.render.scale import Size, colour, joint, scale_of
 from fxgrad.render.svg_text import Letters, Line, Pen, Place, text_on
 from fxgrad.render.themes import THEMES
-from fxgrad.render.words import audit_lines, norm_words, rule_words, way_words
+from fxgrad.render.uses import use_words, uses_between
 from fxgrad.schema import Edge, GradientFlow
 
 __all__ = ["draw"]
@@ -60,11 +60,7 @@ class _Picture:
         self.theme = THEMES[options.theme]
         self.size = scale_of(flow, options.norm, options.scale)
         self.boxes, self.number = boxes_of(flow, options.depth, fold=options.fold, readable=readable)
-        self.uses: dict[Pair, list[Edge]] = {}
-        for edge in flow.edges:
-            ends = self.number[edge.producer], self.number[edge.consumer.key]
-            if ends[0] != ends[1]:
-                self.uses.setdefault(ends, []).append(edge)
+        self.uses = uses_between(flow, self.number)
         self.marks = Marks(flow, options.findings, self.boxes, self.number)
         self.ways = self.marks.ways(self.uses)
         labels = Labels(flow, options.norm)
@@ -185,7 +181,7 @@ class _Picture:
 
     def _edge(self, pair: Pair, path: Path, *, named: bool) -> None:
         edges = self.uses[pair]
-        uses = [self._use_words(edge) for edge in edges[:_USES]]
+        uses = [use_words(edge, self.norm) for edge in edges[:_USES]]
         if pair in self.ways:
             uses.append(f"the way of {self.ways[pair]}")
         with self.pen.group("edge", uses):
@@ -216,14 +212,6 @@ class _Picture:
         if abs(decades) < _PLAIN:
             return Line(self.theme.line)
         return Line(colour(math.copysign(max(abs(decades), _DARK), decades)), _WIDE)
-
-    def _use_words(self, edge: Edge) -> str:
-        use = f"{edge.producer}{edge.output_position} -> {edge.consumer.key} {edge.consumer.argument}"
-        use += f": {self.norm} {norm_words(edge.statistics, self.norm)}" if edge.measured else ""
-        if edge.rewritten is None:
-            return use
-        words = [way_words(edge.rewritten, self.norm), *audit_lines(edge.rewritten)]
-        return f"{use}, rewritten by {rule_words(edge.rewritten)}: {'; '.join(words)}"
 
     def _stub(self, pair: Pair, x: float, y: float, layout: Layout) -> None:
         """Where edges come from that are not drawn."""

@@ -57,7 +57,9 @@ class Report:
         rows = profile(flow, self.findings, options.max_width, self.norm)
         if rows:
             yield Text()
-            yield Text(f"{self.norm} of the gradient, inputs first (▅ as at the loss, lower is less)", "dim")
+            scale = flow.event.loss_scale
+            times = f" times the loss scale {scale:g}" if scale not in (None, 1.0) else ""
+            yield Text(f"{self.norm} of the gradient{times}, inputs first (▅ as at the loss, lower is less)", "dim")
             yield from rows
         yield Text()
         for line in _facts(flow):

@@ -309,7 +309,9 @@ class Pass:
         if self._table is not None:
             return self._table
         # A backward pass inside of the model's forward: the calls up to here are known, and keep their sites.
-        early = self.rules.resolve_anew(self.forward_record.partial())
+        partial = self.forward_record.partial
+        assert partial is not None  # noqa: S101  # for mypy: a forward is running
+        early = self.rules.resolve_anew(partial())
         self._names = early.sites
         return early.table
 

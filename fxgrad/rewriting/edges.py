@@ -8,9 +8,9 @@ use is no single such place, the rule is refused.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
 
@@ -19,10 +19,12 @@ from fxgrad.rewriting.patterns import near
 from fxgrad.rewriting.rule import selects
 from fxgrad.rewriting.selection import Edges, Surroundings
 from fxgrad.rewriting.state import Bound
-from fxgrad.schema import Edge
+from fxgrad.rewriting.tally import Tally
+from fxgrad.schema import Edge, Site
 
 if TYPE_CHECKING:
     from fxgrad.capture.captured import CallGraph
+    from fxgrad.rewriting.apply import NodeRules
 
 Made = dict[int, tuple[Any, int]]  # site -> the autograd node of its value, and which of its outputs
 Place = tuple[Any, int]  # an autograd node, and which of its inputs
@@ -49,7 +51,7 @@ class Use:
 class Uses:
     """Which edges of a call graph the rules of a model select."""
 
-    def __init__(self, call_graph: CallGraph, sites: Any, bound: list[Bound], around: Surroundings) -> None:
+    def __init__(self, call_graph: CallGraph, sites: Sequence[Site], bound: list[Bound], around: Surroundings) -> None:
         self.by_rule: list[list[Use]] = []
         self.known = [_producer(edge) for edge in call_graph.edges]
         self.consumers: list[dict[str, None]] = []  # by rule: what takes the values that its selection may mean
@@ -65,16 +67,37 @@ class Uses:
             where: Any = rule.where
             selected, consumers = [], dict[str, None]()
             for edge in call_graph.edges:
-                site, key = number.get(_producer(edge)), edge.consumer.key
-                if site is None or not selects(rule, sites[site].id, where.takes_producer, sites[site], around):
+                place, key = number.get(_producer(edge)), edge.consumer.key
+                if place is None or not selects(rule, sites[place].id, where.takes_producer, sites[place], around):
                     continue
                 consumers[key] = None
                 returned = tuple(of_node.get(key, ()))
                 words, behind = edge_words(edge), [sites[n] for n in returned]
                 if selects(rule, words, where.takes_use, edge, nodes[key], behind, around):
-                    selected.append(Use(words, site, returned, count[_pair(edge)]))
+                    selected.append(Use(words, place, returned, count[_pair(edge)]))
             self.by_rule.append(selected)
             self.consumers.append(consumers)
+
+
+class Running(Protocol):
+    """The rewriting of one forward call, as the hooks at its edges see it.
+
+    Attributes:
+        fired: whether a hook of the call has run.
+        rules, tally: who is told that rules ran at an edge, and what they changed.
+    """
+
+    fired: bool
+    rules: NodeRules
+    tally: Tally
+
+    def measure(self, slot: int, gradient: Tensor) -> None:
+        """Record a gradient; at -1 none."""
+        ...
+
+    def with_done(self, error: RuleError) -> str:
+        """The error's text, and what was rewritten before."""
+        ...
 
 
 class EdgeHook:
@@ -83,7 +106,7 @@ class EdgeHook:
     __slots__ = ("bound", "position", "run", "slot", "use")
     __torch_unserializable__ = True
 
-    def __init__(self, run: Any, use: Use, position: int, slot: int) -> None:
+    def __init__(self, run: Running, use: Use, position: int, slot: int) -> None:
         self.run = run
         self.bound: list[Bound] = []
         self.use = use
@@ -121,7 +144,7 @@ class Attaching:
         unmeasurable: by edge, why no rule acts there, or why what came there cannot be told.
     """
 
-    def __init__(self, run: Any, uses: Uses, slots: Mapping[str, int], made: Made) -> None:
+    def __init__(self, run: Running, uses: Uses, slots: Mapping[str, int], made: Made) -> None:
         self.unmeasurable: dict[str, str] = {}
         self._run = run
         self._uses = uses

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fxgrad.presenting import presenter
+from fxgrad.presenting import Displayed, presenter
 from fxgrad.schema.drawing import PageWords, PictureWords
 from fxgrad.schema.findings import Finding
 from fxgrad.schema.flow import GradientFlow
@@ -88,6 +88,10 @@ class Comparison:
             FlowFileError: the file cannot be written.
         """
         return presenter().comparison_page(self, path, options)
+
+    def show(self, *, height: int = 640, **options: Unpack[PageWords]) -> Displayed:
+        """The page for a notebook; see ``GradientFlow.show``."""
+        return presenter().shown(self, height, options)
 
     def __repr__(self) -> str:
         """How many findings are gone, new and left."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from fxgrad.errors import OptionError
-from fxgrad.presenting import presenter
+from fxgrad.presenting import Displayed, presenter
 from fxgrad.schema.drawing import PageWords, PictureWords, TableWords
 from fxgrad.schema.failure import Failure
 from fxgrad.schema.findings import Diagnosis, Finding, NotChecked
@@ -244,6 +244,17 @@ class GradientFlow(_Judged):
         """
         given = {"findings": self.diagnosis} if options.get("findings") is None else {}
         return presenter().flow_page(self, path_here(self.ranks, path), {**options, **given})
+
+    def show(self, *, height: int = 640, **options: Unpack[PageWords]) -> Displayed:
+        """The page for a notebook: what it displays as the last value of a cell, or by ``display(...)``.
+
+        A sandboxed frame in which the page's script runs, of this height in CSS pixels; no widget server, no network.
+        Where a viewer allows no frame or no script, the picture is seen.  Options as of ``to_html``.
+
+        Raises:
+            OptionError: the height is none, or an option is unknown.
+        """
+        return presenter().shown(self, height, options)
 
     def to_json(self, path: str | Path | None = None) -> str:
         """Versioned strict JSON, also written to ``path`` if given."""

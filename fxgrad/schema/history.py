@@ -8,7 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
-from fxgrad.presenting import presenter
+from fxgrad.presenting import Displayed, presenter
 from fxgrad.schema.drawing import PageWords
 from fxgrad.schema.flow import GradientFlow
 from fxgrad.schema.lines import in_a_line
@@ -99,6 +99,10 @@ class FlowSeries(Sequence[GradientFlow]):
             FlowFileError: the file cannot be written.
         """
         return presenter().series_page(self, path, options)
+
+    def show(self, *, height: int = 640, **options: Unpack[PageWords]) -> Displayed:
+        """The page for a notebook; see ``GradientFlow.show``."""
+        return presenter().shown(self, height, options)
 
     def to_csv(self, path: str | Path | None = None, *, of: Literal["values", "parameters"] = "values") -> str:
         """A row for each step and value (or parameter); also written to ``path`` if given."""

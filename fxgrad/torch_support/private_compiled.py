@@ -8,6 +8,7 @@ wrappers off.  Where a name is missing, a compiled model cannot be watched, and 
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -63,6 +64,18 @@ def compiled_call_of(module: Any) -> CompiledCall | None:
     return _call(module, module, "_compiled_call_impl", _context_in(code))
 
 
+def called_as_compiled(module: nn.Module) -> bool:
+    """Whether a call that reaches the Python of ``module`` now was made of code that is compiled.
+
+    ``torch._dynamo.eval_frame._is_in_optimized_module``, and ``_compiled_call_impl`` of the module itself.  Where a
+    name is missing, nobody is told.
+    """
+    if module.__dict__.get("_compiled_call_impl") is not None:
+        return True
+    asked = getattr(sys.modules.get("torch._dynamo.eval_frame"), "_is_in_optimized_module", None)
+    return bool(asked is not None and asked())
+
+
 def _call(owner: nn.Module, model: nn.Module, attribute: str, context: Any) -> CompiledCall:
     options = {"fullgraph": bool(getattr(context, "fullgraph", False)), "dynamic": getattr(context, "_dynamic", None)}
     if "isolate_recompiles" in inspect.signature(torch.compile).parameters:  # else both share one limit of compilations
@@ -84,4 +97,4 @@ def _backend_of(context: Any) -> str | Callable[..., Any] | None:
     return callback if callable(callback) else None
 
 
-__all__ = ["CompiledCall", "compiled_call_of"]
+__all__ = ["CompiledCall", "called_as_compiled", "compiled_call_of"]

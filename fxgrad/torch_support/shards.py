@@ -8,11 +8,12 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from fxgrad.schema import Placement
 
-__all__ = ["in_fsdp", "is_fsdp", "is_sharded", "local_part", "placement_of"]
+__all__ = ["gathers", "is_fsdp", "is_sharded", "local_part", "placement_of"]
 
 _PLAIN = (Tensor, nn.Parameter)
 #: Torch's own Python between a call and the function that it comes to.
@@ -35,8 +36,13 @@ def is_fsdp(module: nn.Module) -> bool:
     return isinstance(module, _loaded("torch.distributed.fsdp", "FSDPModule"))
 
 
-def in_fsdp() -> bool:
-    """Whether ``fully_shard`` itself made the call: it gathers parameters in hooks of the forward."""
+def gathers(args: tuple[Any, ...]) -> bool:
+    """Whether ``fully_shard`` itself made the call with ``args``: it gathers parameters in hooks of the forward.
+
+    Its casts of inputs carry gradients, and are nodes like any other.
+    """
+    if torch.is_grad_enabled() and any(isinstance(one, Tensor) and one.requires_grad for one in args):
+        return False
     frame: Any = sys._getframe(2)  # noqa: SLF001  # inspect.stack() reads source files
     while frame.f_globals.get("__name__") in _BETWEEN and frame.f_back is not None:
         frame = frame.f_back

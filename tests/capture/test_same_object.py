@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import fxgrad
 
@@ -58,3 +59,29 @@ def test_a_view_that_is_changed_in_place_is_told_under_all_its_names() -> None:
     flow = fxgrad.gradient_flow(Views(), torch.ones(4, requires_grad=True))
     reasons = {spot.id: spot.reason for spot in flow.blind_spots}
     assert reasons["/view"] == reasons["/dropout"] == "changed_through_view"
+
+
+class Region(nn.Module):
+    """A view that is changed in place, in a part that may be run a second time."""
+
+    def __init__(self, *, again: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b, self.again = nn.Linear(4, 4), nn.Linear(4, 2), again
+
+    def part(self, x: Tensor) -> Tensor:
+        h = self.a(x) * 2
+        h.view(-1).relu_()
+        return h + 1
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(checkpoint(self.part, x, use_reentrant=True) if self.again else self.part(x))
+
+
+def test_a_view_that_is_changed_in_place_in_a_checkpoint_stops_no_backward_pass() -> None:
+    x = torch.randn(3, 4, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    once, again = (fxgrad.gradient_flow(Region(again=again), x) for again in (False, True))
+    measured = {site.id: site.l2_norm for site in again.sites if site.measured}
+    assert {"a", "/mul", "/add", "b"} <= measured.keys()
+    assert measured == {site.id: site.l2_norm for site in once.sites if site.id in measured}
+    assert {"/view", "/relu_"} <= {spot.id for spot in again.blind_spots}

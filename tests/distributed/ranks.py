@@ -311,23 +311,57 @@ def refused(rank: int) -> Any:
     return found
 
 
-def many_steps(rank: int) -> Any:
-    """How many tensors, other objects and file handles there are after some steps, and after 2,000."""
+def dies_in_the_middle(rank: int) -> Any:
+    """All have come to the read; then the last rank is gone."""
+    model = Branched()
+    with fxgrad.watch(model) as watch:
+        model(batch(rank, 0)[0], extra=True).square().mean().backward()
+        if rank == dist.get_world_size() - 1:
+
+            def gone(*args: Any, **kwargs: Any) -> None:
+                raise Gone
+
+            dist.all_gather = gone  # this process ends with it
+        try:
+            watch.flow(reduce=True, timeout=5.0)
+        except RanksError as error:
+            return str(error)
+    return ""
+
+
+def members_only(rank: int) -> Any:
+    """A read by a process group of the first and the last rank."""
+    members = [0, dist.get_world_size() - 1]
+    group = dist.new_group(members)
+    if rank not in members:
+        return None
+    model = Branched()
+    with fxgrad.watch(model, statistics="full") as watch:
+        model(batch(rank, 0, rows=1 + rank)[0], extra=True).square().mean().backward()
+        flow = watch.flow(reduce=True, group=group)
+    return flow.ranks.size, flow.site("head").statistics.numel
+
+
+def many_steps(rank: int, last: int = 1990) -> Any:
+    """How many tensors, objects and file handles there are after some steps, and after 2,000.
+
+    Both times as many of the kept events have been read.
+    """
     counted = []
     trainers = [watched(kind, "outside", statistics="full") for kind in ("ddp", "fsdp")]
     optimizers = [torch.optim.SGD(model.parameters(), lr=0.01) for model, _ in trainers]
-    for step in range(2000):
+    for step in range(last + 10):
         for (model, watch), optimizer in zip(trainers, optimizers, strict=True):
             optimizer.zero_grad()
             loss_of(model, rank, step).backward()
             optimizer.step()
             if step % 50 == 0:
                 watch.flow(reduce=True)
-        if step in {300, 1999}:
+        if step in {290, last}:
             gc.collect()
-            objects = gc.get_objects()
-            tensors = sum(issubclass(type(one), Tensor) for one in objects)
-            counted.append((tensors, round(len(objects), -3), len(list(Path("/proc/self/fd").iterdir()))))
+            kinds = list(map(type, gc.get_objects()))  # of the objects themselves this list would keep some
+            tensors = sum(issubclass(kind, Tensor) for kind in kinds)
+            counted.append((tensors, len(kinds), len(list(Path("/proc/self/fd").iterdir()))))
     return counted
 
 

@@ -273,3 +273,14 @@ def test_a_whole_step_that_is_compiled_is_read_by_the_backend() -> None:
     flow = fxgrad.flow_of(model)
     assert flow.event.backward == 49
     assert flow.site("0").measured
+
+
+def test_a_watched_model_that_is_compiled_afterwards_runs_uncompiled_and_a_warning_says_so() -> None:
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+    with fxgrad.watch(model) as watch:
+        model.compile(backend="eager")
+        with pytest.warns(RuntimeWarning, match="runs uncompiled"):
+            model(batch(0)).sum().backward()
+        model(batch(1)).sum().backward()
+        assert len(watch.history) == 2
+    fxgrad.gradient_flow(model, batch(0), loss=torch.sum)  # one call by itself, of which nobody expects compiled bits

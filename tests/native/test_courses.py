@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -373,3 +374,13 @@ def test_a_hook_of_the_users_on_a_value_changed_by_item_assignment() -> None:
     found, native = acted(Assigned, lambda model, step: train(model, batch(step)))
     assert found == []
     assert native.recorders[1:] == ["native"] * 4
+
+
+def test_kept_calls_share_what_is_the_same() -> None:
+    model = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 1))
+    with fxgrad.watch(model) as watch:
+        for batch in (2, 2, 2, 2, 5, 5, 2):
+            model(torch.randn(batch, 4)).square().mean().backward()
+        kept = [event_record.forward_record.sizes for event_record in watch.engine.recorder.history]
+        assert [one is two for one, two in pairwise(kept[1:])] == [True, True, False, True, False]
+        assert [flow.site("0").shape for flow in watch.history] == [(n, 3) for n in (2, 2, 2, 2, 5, 5, 2)]

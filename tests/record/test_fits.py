@@ -148,6 +148,7 @@ def test_the_loss_scale_is_divided_out() -> None:
             scaler.scale(model(torch.ones(5, 6)).square().mean()).backward()
         flow = watch.flow()
         assert flow.event.loss_scale == scale
+        assert ("times the loss scale 4096" in str(flow)) == (scale != 1.0)
         plain = flow.unscaled()
         assert plain.event.loss_scale == 1.0
         got.append([(s.l2_norm, s.max_abs, s.nan_count, s.zero_count) for s in (*plain.sites, *plain.parameters)])

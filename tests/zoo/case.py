@@ -32,7 +32,7 @@ class Case:
         symbolic: True where a faithful symbolic front end has to take the model, False where it has to refuse it
             (a trace cannot be right), None where both answers are right.
         twin: the same model fully out of place for the oracle; None where nobody has written one.
-        untold: sites whose gradient no hook can tell (memory changed in place through a view).
+        unmeasurable: sites whose gradient no hook can tell (memory changed in place through a view).
         training: mode that ``build`` puts the model in.
         raises: name of the error that the plain step raises, None for a healthy model.
     """

@@ -6,7 +6,7 @@ import { Facts } from "./facts.ts";
 import { Graph } from "./graph.ts";
 import { arrange, type Scene, type Sizes } from "./layout.ts";
 import { FILTERS, filterOf, pairsOf, Search, wayBack } from "./lookup.ts";
-import { openAll, opening } from "./opening.ts";
+import { openAll, opening, partition } from "./opening.ts";
 import { Panel } from "./panel.ts";
 import { Profile } from "./profile.ts";
 import type { Reading } from "./reading.ts";
@@ -14,6 +14,8 @@ import type { Series } from "./series.ts";
 import type { Parts } from "./skeleton.ts";
 import { type Item, type Seen, Tree, walk } from "./tree.ts";
 import { View } from "./view.ts";
+
+const LEAST = 420; // height of a column, in a window that is very low
 
 export type Change = "layout" | "paint" | "select" | "finding";
 
@@ -75,7 +77,7 @@ export class App {
     );
     this.sizes = {
       of: (seen) => this.graph.card(seen),
-      column: Math.max(420, this.view.room.height),
+      column: 0,
       breaks: new Map(),
       known: new Map(),
     };
@@ -83,7 +85,24 @@ export class App {
 
   resize(): void {
     this.view.resize();
-    this.resize();
+    this.profile.resize();
+    if (this.scene.width === 0 || this.view.touched) return;
+    // Nobody has moved anything yet, so that it may open again as is best in this window.
+    const unchanged = [...this.open].sort().join() === [...this.first].sort().join();
+    if (unchanged) {
+      this.open = this.best();
+      this.draw();
+    }
+    this.view.fit(this.scene);
+  }
+
+  /** What is best open at first, in the window as it is now. */
+  private best(): Set<string> {
+    this.forget();
+    const sizes = (): Sizes => ({ ...this.sizes, breaks: new Map(), known: new Map() });
+    partition(this.tree, this.flow, sizes, this.view.room);
+    this.first = [...opening(this.tree, this.flow, sizes, this.view.room)];
+    return new Set(this.first);
   }
 
   on(listener: (change: Change) => void): void {
@@ -98,11 +117,9 @@ export class App {
   /** As the address says, or as it is best at first. */
   start(): void {
     const address = read(location.hash);
-    this.profile.resize();
-    this.first = [
-      ...opening(this.tree, this.flow, () => ({ ...this.sizes, breaks: new Map(), known: new Map() }), this.view.room),
-    ];
-    this.open = new Set(address.open ?? this.first);
+    this.resize();
+    this.open = this.best();
+    if (address.open !== null) this.open = new Set(address.open);
     if (address.step !== null) this.step(address.step);
     if (address.norm !== null && this.norms.includes(address.norm)) this.setNorm(address.norm);
     this.draw();
@@ -113,7 +130,10 @@ export class App {
     const at = address.at === null ? undefined : this.tree.byId.get(address.at);
     if (at) this.selectItem(at);
     else if (address.finding === null) this.select(null);
-    if (address.view !== null) this.view.to(...address.view);
+    if (address.view !== null) {
+      this.view.to(...address.view);
+      this.view.touched = true;
+    }
   }
 
   get findings(): readonly Finding[] {
@@ -194,6 +214,7 @@ export class App {
 
   /** Breaks columns anew, as the window is now. */
   private forget(): void {
+    this.sizes.column = Math.max(LEAST, this.view.room.height);
     this.sizes.breaks.clear();
     this.sizes.known.clear();
   }

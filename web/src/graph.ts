@@ -61,20 +61,35 @@ export class Graph {
   }
 
   draw(root: Seen, scene: Scene): void {
+    const before = new Map(this.drawn);
     this.drawn.clear();
     const frames: SVGElement[] = [];
     const boxes: SVGElement[] = [];
     walk(root, (seen) => {
-      const made =
-        seen.kind === "frame" ? this.frame(scene.places.get(seen.id)!) : this.box(scene.places.get(seen.id)!);
+      const made = this.drawnAt(scene.places.get(seen.id)!, before.get(seen.id));
       this.drawn.set(seen.id, made);
       (seen.kind === "frame" ? frames : boxes).push(made.group);
     });
     this.lines = scene.lines.map((line) => this.line(line));
     const lower = s("g", { "aria-hidden": "true" }, ...this.lines.flatMap(({ way, path }) => [way, path]));
     this.layer.replaceChildren(...frames, lower, ...boxes);
-    this.paint();
+    for (const { line, path } of this.lines) this.paintLine(line, path);
     this.mark(this.selected);
+  }
+
+  /** What was drawn before stays, at its new place, unless it looks different now. */
+  private drawnAt(place: Place, old: Drawn | undefined): Drawn {
+    const { seen, x, y, width, height } = place;
+    const alike = old && old.place.width === width && old.place.height === height;
+    if (alike && old.place.seen.kind === seen.kind && old.place.seen.nodes.length === seen.nodes.length) {
+      old.group.setAttribute("transform", `translate(${x},${y})`);
+      old.place = place;
+      return old;
+    }
+    if (seen.kind === "frame") return this.frame(place);
+    const made = this.box(place);
+    this.paintBox(made);
+    return made;
   }
 
   // ---- making ------------------------------------------------------------------------------------------------

@@ -347,15 +347,26 @@ function toBorders(boxes: Map<string, Place>, paths: Map<string, Point[]>, heigh
 
 // ---- lines ---------------------------------------------------------------------------------------------------------
 
+/** A path without its first point, which another one takes the place of: what went straight from there still does. */
+function joined(path: Point[], port: Point): Point[] {
+  const [first, ...rest] = path;
+  return rest.length > 1 && rest[0].x === first.x ? [{ x: port.x, y: rest[0].y }, ...rest.slice(1)] : rest;
+}
+
 function lineOf(wire: Wire, inner: Map<string, Inner>, places: Map<string, Place>): Line {
   const points: Point[] = [];
   wire.hops.forEach(({ frame, tail, head }, n) => {
     const own = inner.get(frame.id)!;
     const origin = places.get(frame.id) ?? { x: 0, y: 0 };
     let path = (own.paths.get(pair(tail, head)) ?? []).map((point) => at(point, { dx: origin.x, dy: origin.y }));
-    // Where a hop ends at an open frame, the next one begins at that frame's border.
-    if (n > 0 && !tail.startsWith(IN)) path = path.slice(1);
-    if (n + 1 < wire.hops.length && !head.startsWith(OUT)) path = path.slice(0, -1);
+    // Where a hop ends at an open frame, the next one begins at that frame's border, where its port is.
+    if (n > 0 && !tail.startsWith(IN)) path = joined(path, points[points.length - 1]);
+    if (n + 1 < wire.hops.length && !head.startsWith(OUT)) {
+      const next = wire.hops[n + 1];
+      const port = inner.get(next.frame.id)!.boxes.get(next.tail)!;
+      const corner = places.get(next.frame.id)!;
+      path = joined(path.reverse(), { x: corner.x + port.x + 1, y: corner.y }).reverse();
+    }
     points.push(...path);
   });
   return { id: wire.id, edges: wire.edges, from: wire.from, to: wire.to, points };

@@ -21,7 +21,7 @@ async function main(): Promise<void> {
   controls(app);
   time(app);
   app.start();
-  window.addEventListener("resize", () => app.resize());
+  new ResizeObserver(() => app.resize()).observe(parts.svg);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => app.repaint());
   document.documentElement.dataset.ready = "true";
 }

@@ -10,6 +10,7 @@ export interface Room {
 }
 
 const READABLE = 0.78; // scale below which words can't be read
+const PARTS = [1, 2, 3, 4, 6, 9, 14, 20]; // items of a part
 const BOXES = 60;
 const FEW = 4; // blocks that are shown one by one rather than as a strip
 const LARGEST = 1.2; // scale of what would fit anyway
@@ -17,6 +18,14 @@ const MOST = 800; // boxes that "open all" stops at
 
 export function fitScale(scene: { width: number; height: number }, room: Room): number {
   return Math.min(LARGEST, room.width / Math.max(1, scene.width), room.height / Math.max(1, scene.height));
+}
+
+/** Puts a long forward into parts, until these can be read on one screen. */
+export function partition(tree: Tree, flow: Flow, sizes: () => Sizes, room: Room): void {
+  for (const size of PARTS) {
+    tree.partition(size);
+    if (fitScale(arrange(tree.seen(new Set()), flow, sizes()), room) >= READABLE) return;
+  }
 }
 
 /** The ids of what is open at first. */

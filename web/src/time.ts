@@ -48,7 +48,6 @@ export function time(app: App): void {
       click: () => {
         map.element.hidden = !map.element.hidden;
         fold.setAttribute("aria-expanded", String(!map.element.hidden));
-        app.resize();
         map.draw();
       },
     },

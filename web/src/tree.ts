@@ -29,11 +29,41 @@ export class Tree {
   readonly root: Item;
   readonly byId = new Map<string, Item>();
   readonly leaf: Item[] = []; // by node
+  private readonly own: Item[]; // what the model's own forward does
 
   constructor(private readonly flow: Flow) {
     this.root = { id: "", kind: "root", name: flow.data.about.model, type: "", nodes: [], children: [], parent: null };
     this.root.children = flow.data.tree.map((raw) => this.make(raw, this.root));
     this.root.nodes = this.root.children.flatMap((child) => child.nodes);
+    this.own = this.root.children;
+  }
+
+  /** Puts what the model's own forward does into parts of so many items; 1: into none. Inputs and outputs stay out. */
+  partition(size: number): void {
+    for (const part of this.root.children) if (!this.own.includes(part)) this.byId.delete(part.id);
+    this.root.children = [];
+    let gathered: Item[] = [];
+    const flush = (): void => {
+      if (gathered.length > 0) this.root.children.push(gathered.length > 1 ? this.part(gathered) : gathered[0]);
+      gathered = [];
+    };
+    for (const item of this.own) {
+      item.parent = this.root;
+      const end = item.kind === "node" && ["placeholder", "output"].includes(this.flow.op(item.nodes[0]));
+      if (end || gathered.length >= size) flush();
+      gathered.push(item);
+      if (end) flush();
+    }
+    flush();
+  }
+
+  private part(children: Item[]): Item {
+    const nodes = children.flatMap((child) => child.nodes);
+    const type = [...new Set(children.map(kindOf))].slice(0, 3).join(", ");
+    const item: Item = { id: "", kind: "part", name: span(children), type, nodes, children, parent: this.root };
+    for (const child of children) child.parent = item;
+    this.name(item);
+    return item;
   }
 
   private make(raw: RawItem, parent: Item): Item {
@@ -59,13 +89,17 @@ export class Tree {
       const type = types.length <= 3 ? types.join(", ") : `${item.nodes.length} values`;
       Object.assign(item, { kind: "part", name: span(item.children), type });
     }
+    this.name(item);
+    return item;
+  }
+
+  private name(item: Item): void {
     // Ids are parts of addresses and of keys whose parts a line end separates.
     const plain = (item.kind === "node" ? item.name : `${item.kind[0]}:${item.name}`).replace(/\p{Cc}/gu, "·");
     let id = plain;
     for (let n = 2; this.byId.has(id); n++) id = `${plain}#${n}`;
     item.id = id;
     this.byId.set(id, item);
-    return item;
   }
 
   /** All that has to be open for a node to be seen on its own. */

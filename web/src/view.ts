@@ -9,6 +9,7 @@ import { fitScale } from "./opening.ts";
 const MARGIN = 26;
 
 export class View {
+  touched = false; // whether somebody has moved it
   private size: Room = { width: 0, height: 0 };
   private readonly zoom: ZoomBehavior<SVGSVGElement, unknown>;
 
@@ -21,6 +22,7 @@ export class View {
       .scaleExtent([0.05, 4])
       .filter((event: MouseEvent) => event.type !== "dblclick" && !event.button)
       .on("zoom", (event: D3ZoomEvent<SVGSVGElement, unknown>) => {
+        if (event.sourceEvent) this.touched = true;
         this.layer.setAttribute("transform", event.transform.toString());
         moved();
       });
@@ -53,6 +55,7 @@ export class View {
   }
 
   by(factor: number): void {
+    this.touched = true;
     select(this.svg).call(this.zoom.scaleBy, factor);
   }
 
@@ -63,6 +66,7 @@ export class View {
 
   /** All of it, in the middle. */
   fit(scene: Scene): void {
+    this.touched = false;
     this.resize();
     const k = fitScale(scene, this.room);
     const box = this.size;
@@ -74,6 +78,7 @@ export class View {
   /** Moves the view so that what lay at one place before is seen where it was. */
   keep(before: Place | null, after: Place | null): void {
     if (before === null || after === null) return;
+    this.touched = true;
     const [x, y, k] = this.transform;
     this.to(x + (before.x - after.x) * k, y + (before.y - after.y) * k, k);
   }
@@ -88,6 +93,7 @@ export class View {
     const inside =
       left >= 10 && top >= 10 && left + place.width * k <= box.width - 10 && top + place.height * k <= box.height - 10;
     if (inside && readable === k) return;
+    this.touched = true;
     const height = Math.min(place.height, box.height / readable);
     this.to(
       box.width / 2 - (place.x + place.width / 2) * readable,

@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { count, opening } from "../src/opening.ts";
+import { count, opening, partition } from "../src/opening.ts";
 import { type Seen, Tree, walk } from "../src/tree.ts";
 import { flowOf, sizes } from "./flows.ts";
 
@@ -41,6 +41,26 @@ test("every node is in the tree once, and ids are unique whatever names say", ()
   const tree = new Tree(odd);
   assert.deepEqual([...tree.root.nodes].sort(), [0, 1, 2]);
   assert.ok(tree.byId.has("m:a·b") && tree.byId.has("m:a·b#2"));
+});
+
+test("a forward that is too long for the screen comes in parts, its inputs and outputs beside them", () => {
+  const long = flowOf(
+    Array.from({ length: 20 }, () => 1),
+    Array.from({ length: 21 }, (_, n) => n),
+  );
+  const tree = new Tree(long);
+  partition(tree, long, sizes, { width: 300, height: 500 });
+  const parts = tree.root.children.filter((item) => item.kind === "part");
+  assert.ok(parts.length > 1 && tree.root.children.length < 9);
+  assert.deepEqual(
+    tree.root.children.flatMap((item) => item.nodes),
+    [...Array(21).keys()],
+  );
+  assert.equal(tree.root.children[tree.root.children.length - 1].name, "output");
+  assert.equal(tree.above(tree.leaf[1])[0].kind, "part");
+  tree.partition(1);
+  assert.equal(tree.root.children.length, 21);
+  assert.equal(tree.byId.has(parts[0].id), false);
 });
 
 test("at first as much is open as can be read", () => {

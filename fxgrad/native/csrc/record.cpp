@@ -267,6 +267,7 @@ void bind_record(py::module_& module) {
       .def("add", [](Shapes& s, const std::vector<int64_t>& sizes) { return s.add(sizes); })
       .def("set", [](Shapes& s, size_t slot, const std::vector<int64_t>& sizes) { s.set(slot, sizes); })
       .def("at", &Shapes::at)
+      .def("same_as", &Shapes::same_as)
       .def("__len__", &Shapes::size);
   py::class_<Record, std::shared_ptr<Record>>(module, "Record")
       .def(py::init<py::object, Level>())

@@ -52,6 +52,7 @@ class Shapes {
   void set(size_t slot, at::IntArrayRef sizes);
   std::vector<int64_t> at(size_t slot) const { return {sizes_.at(slot).begin(), sizes_.at(slot).end()}; }
   size_t size() const { return sizes_.size(); }
+  bool same_as(const Shapes& other) const { return sizes_ == other.sizes_; }
 
  private:
   std::vector<c10::DimVector> sizes_;

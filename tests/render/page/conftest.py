@@ -56,6 +56,7 @@ def opened(browser, tmp_path: Path) -> Iterator[Callable[..., Opened]]:
         path = tmp_path / f"page{len(pages)}.html"
         path.write_text(text, encoding="utf-8")
         inside = browser.new_context(**{"viewport": {"width": 1366, "height": 768}, **context})
+        inside.set_default_timeout(10_000)
         page = inside.new_page()
         errors: list[str] = []
         requests: list[str] = []

@@ -107,6 +107,15 @@ def test_search_finds_by_name_operation_class_and_file(opened, vanishing):
     assert found.page.locator("#results").is_hidden()
 
 
+def test_the_window_may_change_its_size(opened, vanishing):
+    found = opened(vanishing.to_html())
+    canvas = found.page.locator(".profile canvas")
+    before = canvas.bounding_box()["height"]
+    found.page.set_viewport_size({"width": 1366, "height": 500})
+    found.page.wait_for_function("() => document.querySelector('.profile canvas').height < 480")
+    assert canvas.bounding_box()["height"] < before
+
+
 def test_a_filter_dims_what_it_does_not_ask_for(opened, vanishing):
     found = opened(vanishing.to_html())
     found.page.get_by_role("combobox", name="Show only").select_option("vanishing")
