@@ -85,7 +85,7 @@ class Logbook:
         taken: dict[str, float | Tensor] = {}
         for name, value in scalars.items():
             if isinstance(value, Tensor) and value.numel() == 1:
-                with torch.no_grad(), without_torch_function(), without_dispatch_modes():
+                with without_torch_function(), without_dispatch_modes(), torch.no_grad():
                     taken[name] = value.detach().clone()  # the user may go on to change it in place
             elif not isinstance(value, Tensor) and hasattr(value, "__float__"):
                 taken[name] = float(value)

@@ -56,7 +56,7 @@ class Moment:
     def before(cls, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Moment:
         """A forward call is about to run.  Copies its arguments, and all parameters and buffers; never raises."""
         try:
-            with torch.no_grad(), without_torch_function(), without_dispatch_modes():
+            with without_torch_function(), without_dispatch_modes(), torch.no_grad():
                 return cls(
                     _copied(args), _copied(dict(kwargs)), state_of(model),
                     {name: module.training for name, module in model.named_modules()}, streams(), _autocast(),
@@ -108,7 +108,7 @@ class _Arriving:
     def __call__(self, arriving: tuple[Tensor | None, ...]) -> None:
         gradient = arriving[self._number] if self._number < len(arriving) else None
         if gradient is not None:
-            with torch.no_grad(), without_torch_function(), without_dispatch_modes():
+            with without_torch_function(), without_dispatch_modes(), torch.no_grad():
                 self._gradients[self._position] = gradient.detach().clone()
 
 

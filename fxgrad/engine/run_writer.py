@@ -235,7 +235,7 @@ class RunWriter:
             self._lose(len(pending), f"it is slower than the training, by more than {_PATIENCE:.0f} seconds")
         else:
             try:
-                with torch.no_grad(), without_torch_function(), without_dispatch_modes():
+                with without_torch_function(), without_dispatch_modes(), torch.no_grad():
                     self._give(pending)
             except Exception as error:  # noqa: BLE001  # the user's backward must go on
                 self._fail(error, lost=len(pending))

@@ -45,7 +45,7 @@ def block_entry(file: sqlite3.Connection, block: int, place: int, count: int) ->
 
 def fold(file: sqlite3.Connection, last: int) -> None:
     """Turn the ``BLOCK`` flows up to number ``last`` from rows into columns; within a transaction."""
-    _fold(file, _rows(file, "flows.id > ? AND flows.id <= ?", (last - BLOCK, last)))
+    _fold(file, _rows(file, "rows.id > ? AND rows.id <= ?", (last - BLOCK, last)))
 
 
 def thin(file: sqlite3.Connection, last: int, dense: int, every: int) -> None:
@@ -58,7 +58,8 @@ def thin(file: sqlite3.Connection, last: int, dense: int, every: int) -> None:
     for block in {block for _, block in gone if block is not None}:
         _unfold(file, block)
     file.executemany("DELETE FROM flows WHERE id=?", [(flow,) for flow, _ in gone])
-    left = _rows(file, "flows.id <= ?", (limit,))
+    file.executemany("DELETE FROM rows WHERE id=?", [(flow,) for flow, _ in gone])
+    left = _rows(file, "rows.id <= ?", (limit,))
     if len(left) >= BLOCK:
         _fold(file, left)
 
@@ -66,8 +67,8 @@ def thin(file: sqlite3.Connection, last: int, dense: int, every: int) -> None:
 def _rows(file: sqlite3.Connection, which: str, values: tuple[int, ...]) -> list[tuple[int, int, bytes]]:
     """Number, layout and numbers of the flows that lie in rows, oldest first."""
     query = (
-        "SELECT flows.id, layout, numbers FROM flows JOIN structures ON structures.id = structure "  # noqa: S608
-        f"WHERE numbers IS NOT NULL AND {which} ORDER BY flows.id"  # a condition of ours
+        "SELECT rows.id, layout, numbers FROM rows JOIN flows ON flows.id = rows.id "  # noqa: S608
+        f"JOIN structures ON structures.id = structure WHERE {which} ORDER BY rows.id"  # a condition of ours
     )
     return file.execute(query, values).fetchall()
 
@@ -87,9 +88,10 @@ def _fold(file: sqlite3.Connection, rows: list[tuple[int, int, bytes]]) -> None:
             ((chunk_id(block, number), chunk(values)) for number, values in enumerate(columns)),
         )
         file.executemany(
-            "UPDATE flows SET numbers=NULL, block=?, place=? WHERE id=?",
+            "UPDATE flows SET block=?, place=? WHERE id=?",
             ((block, place, flow) for place, (flow, _) in enumerate(group)),
         )
+        file.executemany("DELETE FROM rows WHERE id=?", ((flow,) for flow, _ in group))
 
 
 def _unfold(file: sqlite3.Connection, block: int) -> None:
@@ -98,8 +100,9 @@ def _unfold(file: sqlite3.Connection, block: int) -> None:
     columns = block_columns(file, block, count)
     flows = file.execute("SELECT id, place FROM flows WHERE block=?", (block,)).fetchall()
     file.executemany(
-        "UPDATE flows SET numbers=?, block=NULL, place=NULL WHERE id=?",
-        ((row(array("d", (values[place] for values in columns))), flow) for flow, place in flows),
+        "INSERT INTO rows VALUES (?, ?)",
+        ((flow, row(array("d", (values[place] for values in columns)))) for flow, place in flows),
     )
+    file.execute("UPDATE flows SET block=NULL, place=NULL WHERE block=?", (block,))
     file.execute("DELETE FROM chunks WHERE id >= ? AND id < ?", (chunk_id(block, 0), chunk_id(block + 1, 0)))
     file.execute("DELETE FROM blocks WHERE id=?", (block,))

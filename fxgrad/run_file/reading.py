@@ -24,7 +24,7 @@ from fxgrad.series import check_statistic, evenly, no_flow, place_of
 
 __all__ = ["Run", "Session", "open_run"]
 
-_ROW = "id, structure, ragged, numbers, block, place"
+_ROW = "flows.id, structure, ragged, numbers, block, place FROM flows LEFT JOIN rows ON rows.id = flows.id"
 _KEPT = 64  # structures that are held in memory
 _Row = tuple[int, int, bytes | None, bytes | None, int | None, int | None]
 
@@ -96,9 +96,11 @@ class Run(FlowSeries):
     def __iter__(self) -> Iterator[GradientFlow]:
         """The flows, oldest first, each read when it is asked for."""
         for step, forward in self._all("SELECT step, forward FROM flows ORDER BY step, forward"):
-            found = self._all(f"SELECT {_ROW} FROM flows WHERE step=? AND forward=?", step, forward)  # noqa: S608
-            if found:  # else thinned away meanwhile
-                yield self._flow(found[0])
+            with self._at_once():
+                found = self._all(f"SELECT {_ROW} WHERE step=? AND forward=?", step, forward)
+                flow = self._flow(found[0]) if found else None
+            if flow is not None:  # else thinned away meanwhile
+                yield flow
 
     def flow(self, step: int) -> GradientFlow:
         """The flow of this step; of several forward calls in it, that of the latest.
@@ -107,18 +109,20 @@ class Run(FlowSeries):
             NoFlowError: there is none; the message says which there are.
             RunFileError: the file is damaged.
         """
-        found = self._all(f"SELECT {_ROW} FROM flows WHERE step=? ORDER BY forward DESC LIMIT 1", step)  # noqa: S608
-        if not found:
-            raise no_flow(step, self.steps)
-        return self._flow(found[0])
+        with self._at_once():
+            found = self._all(f"SELECT {_ROW} WHERE step=? ORDER BY forward DESC LIMIT 1", step)
+            if not found:
+                raise no_flow(step, self.steps)
+            return self._flow(found[0])
 
     def sampled(self, most: int) -> Sequence[GradientFlow]:
         """At most so many of the flows, evenly spread; the first and the last are among them."""
         return tuple(self._at(place) for place in evenly(len(self), most))
 
     def _at(self, place: int) -> GradientFlow:
-        query = f"SELECT {_ROW} FROM flows ORDER BY step, forward LIMIT 1 OFFSET ?"  # noqa: S608
-        return self._flow(self._one(query, place))
+        query = f"SELECT {_ROW} ORDER BY step, forward LIMIT 1 OFFSET ?"
+        with self._at_once():
+            return self._flow(self._one(query, place))
 
     def _flow(self, row: _Row) -> GradientFlow:
         _, structure, ragged, numbers, block, place = row
@@ -145,19 +149,24 @@ class Run(FlowSeries):
     def series(self, key: str, statistic: str = "l2_norm") -> Series:
         """One statistic of one value or parameter over all steps; see ``FlowSeries.series``."""
         check_statistic(statistic)
+        with self._at_once():
+            return self._series_of(key, statistic)
+
+    def _series_of(self, key: str, statistic: str) -> Series:
         if not len(self):
             return Series(key, statistic, (), ())
         part, name = place_of(self[-1], key)
         wanted = ("l2_norm", "numel") if statistic == "rms" else (statistic,)
-        found = [self._series((part, name, f"statistics.{word}")) for word in wanted]
-        steps, values = found[0]
+        rows = self._all("SELECT step, structure, block, place FROM flows ORDER BY step, forward")
+        found = [self._series(rows, (part, name, f"statistics.{word}")) for word in wanted]
+        values = found[0]
         if statistic == "rms":
-            values = [_rms(norm, numel) for norm, numel in zip(values, found[1][1], strict=True)]
+            values = [_rms(norm, numel) for norm, numel in zip(*found, strict=True)]
+        steps = [row[0] for row in rows]
         return Series(name, statistic, tuple(steps), tuple(values))
 
-    def _series(self, names: tuple[str, str, str]) -> tuple[list[int], list[float | None]]:
+    def _series(self, rows: Sequence[tuple[Any, ...]], names: tuple[str, str, str]) -> list[float | None]:
         """The numbers of the column of these names, over all flows."""
-        rows = self._all("SELECT step, structure, block, place FROM flows ORDER BY step, forward")
         layouts = dict(self._all("SELECT id, layout FROM structures"))
         numbers = self._numbers_of(names)
         blocks: dict[int, tuple[float, ...] | None] = {}
@@ -171,7 +180,7 @@ class Run(FlowSeries):
             if block not in blocks:
                 blocks[block] = self._column(block, number)
             values.append((blocks[block] or ())[place])
-        return [row[0] for row in rows], values
+        return values
 
     def _numbers_of(self, names: tuple[str, str, str]) -> dict[int, int]:
         """By layout: which of its columns has these names, where one does."""
@@ -194,7 +203,7 @@ class Run(FlowSeries):
         """The number of each flow that lies in a row."""
         with told(self.path, "read"):
             for structure, data in self._file.execute(
-                "SELECT structure, numbers FROM flows WHERE block IS NULL ORDER BY step, forward"
+                "SELECT structure, numbers FROM rows JOIN flows ON flows.id = rows.id ORDER BY step, forward"
             ):
                 number = numbers.get(layouts[structure])
                 with self._whole():
@@ -232,6 +241,19 @@ class Run(FlowSeries):
     def close(self) -> None:
         """Let go of the file.  May be called twice."""
         self._file.close()
+
+    @contextmanager
+    def _at_once(self) -> Iterator[None]:
+        """All reads see the file as it is at the first of them, whatever is written meanwhile."""
+        if self._file.in_transaction:
+            yield
+            return
+        with told(self.path, "read"):
+            self._file.execute("BEGIN")
+        try:
+            yield
+        finally:
+            self._file.rollback()
 
     def _all(self, query: str, *values: object) -> list[Any]:
         with self._whole(), told(self.path, "read"):

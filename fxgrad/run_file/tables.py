@@ -10,7 +10,7 @@ from pathlib import Path
 from fxgrad.errors import RunFileError
 from fxgrad.store import VERSION as FLOW_VERSION
 
-__all__ = ["BLOCK", "VERSION", "open_to_read", "open_to_write", "told"]
+__all__ = ["BLOCK", "VERSION", "locked", "open_to_read", "open_to_write", "told"]
 
 #: Of the tables below; the flows in them have the version of ``fxgrad.store``.
 VERSION = 1
@@ -27,12 +27,37 @@ CREATE TABLE structures(
     id INTEGER PRIMARY KEY, digest BLOB NOT NULL UNIQUE, layout INTEGER NOT NULL, base INTEGER, flow BLOB NOT NULL);
 CREATE TABLE flows(
     id INTEGER PRIMARY KEY, step INTEGER NOT NULL, forward INTEGER NOT NULL, structure INTEGER NOT NULL, ragged BLOB,
-    numbers BLOB, block INTEGER, place INTEGER, UNIQUE(step, forward));
+    block INTEGER, place INTEGER, UNIQUE(step, forward));
+CREATE TABLE rows(id INTEGER PRIMARY KEY, numbers BLOB NOT NULL);
 CREATE TABLE blocks(id INTEGER PRIMARY KEY, layout INTEGER NOT NULL, count INTEGER NOT NULL);
 CREATE TABLE chunks(id INTEGER PRIMARY KEY, data BLOB NOT NULL);
 CREATE TABLE notes(name TEXT NOT NULL, step INTEGER NOT NULL, value REAL, PRIMARY KEY(name, step)) WITHOUT ROWID;
 CREATE TABLE findings(id INTEGER PRIMARY KEY, step INTEGER NOT NULL, finding TEXT NOT NULL);
 """
+
+
+def locked(path: Path) -> sqlite3.Connection:
+    """What keeps others from writing the run file at ``path`` while it is open, and until the process ends at most.
+
+    A lock of SQLite's on a file beside it, which a forked child does not hold.
+
+    Raises:
+        RunFileError: somebody else has it, or the place cannot be written.
+    """
+    if not path.parent.is_dir():
+        message = f"{path} cannot be written: there is no folder {path.parent}. Make it first, or name another."
+        raise RunFileError(message)
+    with told(path, "written"):
+        lock = sqlite3.connect(f"{path}.lock", timeout=0.0, isolation_level=None, check_same_thread=False)
+        try:
+            lock.execute("BEGIN EXCLUSIVE")
+        except sqlite3.OperationalError as error:
+            lock.close()
+            if "locked" not in str(error):
+                raise
+            message = f"{path} is being written by another process or watch. Give each its own run file."
+            raise RunFileError(message) from error
+        return lock
 
 
 def open_to_write(path: Path) -> sqlite3.Connection:

@@ -15,15 +15,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from filelock import FileLock, Timeout
-
-from fxgrad.errors import OptionError, RunFileError
+from fxgrad.errors import OptionError
 from fxgrad.plain import plain
 from fxgrad.run_file.blocks import fold, thin
 from fxgrad.run_file.numbers import Fixed, columns, prototype, split
 from fxgrad.run_file.packing import packed, row
 from fxgrad.run_file.structures import difference, whole
-from fxgrad.run_file.tables import BLOCK, open_to_write, told
+from fxgrad.run_file.tables import BLOCK, locked, open_to_write, told
 from fxgrad.schema import Finding, GradientFlow
 from fxgrad.store import strict_json
 
@@ -62,7 +60,7 @@ class RunFile:
     steps of this session follow theirs.
     """
 
-    def __init__(self, path: Path, file: sqlite3.Connection, lock: FileLock, keep: Keep) -> None:
+    def __init__(self, path: Path, file: sqlite3.Connection, lock: sqlite3.Connection, keep: Keep) -> None:
         """See ``create``."""
         self.path = path
         self._file = file
@@ -91,20 +89,11 @@ class RunFile:
             OptionError: ``keep`` has another form.
         """
         where, thinned = Path(path), checked_keep(keep)
-        if not where.parent.is_dir():  # the lock would make it
-            message = f"{where} cannot be written: there is no folder {where.parent}. Make it first, or name another."
-            raise RunFileError(message)
-        lock = FileLock(f"{where}.lock")
-        with told(where, "written"):
-            try:
-                lock.acquire(timeout=0)
-            except Timeout as error:
-                message = f"{where} is being written by another process or watch. Give each its own run file."
-                raise RunFileError(message) from error
+        lock = locked(where)
         try:
             return cls(where, open_to_write(where), lock, thinned)
         except BaseException:
-            lock.release()
+            lock.close()
             raise
 
     @property
@@ -183,7 +172,7 @@ class RunFile:
             with told(self.path, "written"):
                 self._file.close()
         finally:
-            self._lock.release()
+            self._lock.close()
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -221,12 +210,15 @@ class RunFile:
         self, step: int, forward: int, structure: int, numbers: array[float], ragged: Sequence[tuple[int, ...]] = ()
     ) -> None:  # fmt: skip
         """Write a row; with the last one of a block, fold that."""
-        self._file.execute("DELETE FROM flows WHERE step=? AND forward=?", (step, forward))
+        again = self._file.execute("SELECT id FROM flows WHERE step=? AND forward=?", (step, forward)).fetchall()
+        self._file.executemany("DELETE FROM flows WHERE id=?", again)
+        self._file.executemany("DELETE FROM rows WHERE id=?", again)
         done = self._file.execute(
-            "INSERT INTO flows(step, forward, structure, ragged, numbers) VALUES (?, ?, ?, ?, ?)",
-            (step, forward, structure, packed(ragged) if any(ragged) else None, row(numbers)),
+            "INSERT INTO flows(step, forward, structure, ragged) VALUES (?, ?, ?, ?)",
+            (step, forward, structure, packed(ragged) if any(ragged) else None),
         )
         last = done.lastrowid or 0
+        self._file.execute("INSERT INTO rows VALUES (?, ?)", (last, row(numbers)))
         if last % BLOCK == 0:
             fold(self._file, last)
             if self._keep is not None:

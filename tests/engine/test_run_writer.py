@@ -25,7 +25,8 @@ from fxgrad.engine.run_events import WrittenEvents
 from fxgrad.errors import LogWarning, OptionError, RunFileError
 from fxgrad.run_file import RunFile
 from fxgrad.schema import GradientFlow
-from tests.fidelity.harness import same
+from tests.fidelity.harness import differences, run, same
+from tests.fidelity.programs_of_switches import FunctionModeAround, FunctionModeAroundTheWholeStep
 
 STEPS = 50
 
@@ -510,6 +511,34 @@ def trains(path: Path, told: Any) -> None:
         os.write(told, f"{step}\n".encode())
 
 
+def trains_with_a_child(path: Path, told: Any) -> None:
+    """A process that trains with a forked child, such as a data loader's worker, which outlives it for a while."""
+    training = Training(run_file=path)
+    training.step()
+    if os.fork() == 0:
+        threading.Event().wait(60)
+        os._exit(0)
+    os.write(told, b"ready\n")
+    threading.Event().wait(60)
+
+
+@pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="nothing is forked here")
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_child_that_outlives_a_killed_process_does_not_hold_the_file(tmp_path) -> None:
+    read, write = os.pipe()
+    process = multiprocessing.get_context("fork").Process(
+        target=trains_with_a_child, args=(tmp_path / "r.fxgrad", write)
+    )
+    process.start()
+    os.close(write)
+    with os.fdopen(read) as pipe:
+        assert pipe.readline() == "ready\n"
+        process.kill()
+        process.join()
+        RunFile.create(tmp_path / "r.fxgrad").close()
+    process.close()
+
+
 @pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="nothing is forked here")
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 @pytest.mark.parametrize("times", [8, pytest.param(200, marks=pytest.mark.sweep)])
@@ -538,3 +567,9 @@ def test_a_kill_loses_at_most_the_event_in_flight(times, tmp_path) -> None:
                 assert run.flow(steps[-1]).event.backward == steps[-1]
         with RunFile.create(path) as again:  # nobody holds it any more
             assert again.first == len(steps)
+
+
+@pytest.mark.parametrize("kind", [FunctionModeAround, FunctionModeAroundTheWholeStep])
+def test_modes_of_the_user_see_nothing_of_it(kind, tmp_path) -> None:
+    options = {"run_file": tmp_path / "run.fxgrad"}
+    assert differences(run(kind, None), run(kind, options)) == []

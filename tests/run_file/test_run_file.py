@@ -3,13 +3,15 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import shutil
 import sqlite3
+from pathlib import Path
 
 import pytest
 
 import fxgrad
 from fxgrad.errors import NoFlowError, OptionError, RunFileError, SiteNotFoundError
-from fxgrad.run_file import RunFile
+from fxgrad.run_file import RunFile, tables
 from fxgrad.run_file.tables import BLOCK
 from fxgrad.schema import Finding, History
 from tests import flows
@@ -51,6 +53,15 @@ def test_a_series_in_a_file_is_that_of_the_history(long_run, statistic) -> None:
         assert run.series("/op1").values[7] == written[7].site("/op1").l2_norm
 
 
+def test_a_flow_takes_no_more_room_than_its_numbers(tmp_path) -> None:
+    path, count = tmp_path / "run.fxgrad", 8 * BLOCK
+    with RunFile.create(path) as file:
+        for number in range(count):
+            file.append(step_of(number, values=200))
+    latest = BLOCK * 2 * 8192  # in rows
+    assert path.stat().st_size < latest + count * 200 * 8  # a float64 each; their sizes pack to nothing
+
+
 def test_notes_stand_beside_the_steps(long_run) -> None:
     with fxgrad.open_run(long_run[0]) as run:
         loss = run.notes["loss"]
@@ -82,6 +93,25 @@ def test_what_takes_a_history_takes_a_run(long_run) -> None:
         assert History(few).to_csv() == History(written[:3]).to_csv()
         assert str(run) == str(History(written))
         assert [flow.event.backward for flow in run.sampled(3)] == [0, (MANY - 1) // 2 + 1, MANY - 1]
+
+
+def test_a_read_sees_the_file_as_it_is_at_its_beginning(tmp_path, monkeypatch) -> None:
+    path = tmp_path / "run.fxgrad"
+    with RunFile.create(path, keep=(1, 1000)) as file:
+        for number in range(BLOCK - 1):
+            file.append(step_of(number))
+        with fxgrad.open_run(path) as run:
+            loose = run._loose
+
+            def meanwhile(*args):
+                for number in range(BLOCK - 1, 2 * BLOCK):  # what is read moves into columns, and is thinned
+                    file.append(step_of(number))
+                return loose(*args)
+
+            monkeypatch.setattr(type(run), "_loose", lambda _, *args: meanwhile(*args))
+            found = run.series("/op1")
+            assert found.steps == tuple(range(BLOCK - 1))
+            assert found.values[-1] == step_of(BLOCK - 2).site("/op1").l2_norm
 
 
 def test_nan_and_inf_survive(tmp_path) -> None:
@@ -150,7 +180,7 @@ def test_thinned_flows_lie_in_columns_again(tmp_path) -> None:
     with RunFile.create(path, keep=(1, 2)) as file:
         for number in range(4 * BLOCK):
             file.append(step_of(number))
-        rows = file._file.execute("SELECT count(*) FROM flows WHERE numbers IS NOT NULL").fetchone()[0]
+        rows = file._file.execute("SELECT count(*) FROM rows").fetchone()[0]
     assert rows < BLOCK
     with fxgrad.open_run(path) as run:
         assert run.flow(2) == step_of(2)
@@ -231,11 +261,11 @@ def test_a_file_that_was_cut_off_is_damaged(long_run, tmp_path) -> None:
 @pytest.mark.parametrize(
     ("change", "what"),
     [
-        ("UPDATE flows SET numbers=x'00' WHERE id=1", "damaged"),
-        ("UPDATE flows SET numbers=zeroblob(8) WHERE id=1", "numbers are missing"),
+        ("UPDATE rows SET numbers=x'00' WHERE id=1", "damaged"),
+        ("UPDATE rows SET numbers=zeroblob(8) WHERE id=1", "numbers are missing"),
         ("UPDATE structures SET flow=x'1234'", "damaged"),
         ("DELETE FROM structures", "a part of it is not there"),
-        ("UPDATE flows SET block=7, numbers=NULL", "a part of it is not there"),
+        ("DELETE FROM rows", "a part of it is not there"),
     ],
 )
 def test_a_damaged_part_is_told(change, what, tmp_path) -> None:
@@ -258,6 +288,21 @@ def test_two_writers(tmp_path) -> None:
         first.append(step_of(1))
     with RunFile.create(path), fxgrad.open_run(path) as run:
         assert run.steps == (0, 1)
+
+
+def test_a_folder_that_cannot_be_written_can_be_read(long_run, tmp_path, monkeypatch) -> None:
+    copy = shutil.copy(long_run[0], tmp_path / "copy.fxgrad")
+    plain = tables._opened
+
+    def opened(address: str, path: Path) -> sqlite3.Connection:
+        if address.endswith("?mode=ro"):
+            message = "unable to open database file"  # as SQLite says where it cannot make its -shm
+            raise sqlite3.OperationalError(message)
+        return plain(address, path)
+
+    monkeypatch.setattr(tables, "_opened", opened)
+    with fxgrad.open_run(copy) as run:
+        assert run.flow(3) == long_run[1][3]
 
 
 def test_a_folder_that_is_not_there(tmp_path) -> None:
