@@ -186,6 +186,8 @@ def _explains_locally(evidence: Evidence, cause: Finding, finding: Finding) -> b
         if finding.rule == "scale_break":
             return there in cause.path and "constant" not in finding.evidence
         scores = cause.rule == "exploding" and _large_scores(evidence.view, there, here)
+        if finding.rule == "saturated" and here == there and cause.evidence.get("alone"):
+            return False  # that is why
         return finding.rule in {"starved", "optimizer_epsilon", "symmetry", "saturated"} and not scores
     if cause.rule not in _LOCAL:
         return False

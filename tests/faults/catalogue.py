@@ -7,6 +7,7 @@ from pathlib import Path
 
 from tests.faults import (
     advice,
+    advice_nets,
     always_zero,
     cancelled,
     causes,
@@ -18,6 +19,7 @@ from tests.faults import (
     healthy_losses,
     healthy_models,
     healthy_nets,
+    healthy_noise,
     healthy_parameters,
     healthy_practice,
     healthy_tasks,
@@ -60,6 +62,8 @@ FAULTS = tuple(program for program in PROGRAMS if program.expect and program.kin
 __all__ = [
     "FAULTS", "HEALTHY", "PROGRAMS", "REGISTERS", "TRAPS", "UNSEEN",
     # imported for what they register
-    "healthy_layers", "healthy_losses", "healthy_models", "healthy_nets", "healthy_parameters", "healthy_practice",
+    "advice_nets",
+    "healthy_layers", "healthy_losses", "healthy_models", "healthy_nets", "healthy_noise", "healthy_parameters",
+    "healthy_practice",
     "healthy_tasks", "healthy_training", "healthy_zeros", "traps_more", "traps_nets",
 ]  # fmt: skip

@@ -464,7 +464,7 @@ def momentum_and_a_rate_of_three():
     return fresh(normals(32, 8), lambda x, out: F.mse_loss(out, x[:, :1]), 20, sgd(3.0, momentum=0.9))(net)
 
 
-@PRACTICE("spike", outside=True, forms=HISTORY, proof=lambda r: max(r.losses) > 3 * r.losses[0])
+@PRACTICE("spike", outside=True, forms=HISTORY, says=("the input",), proof=lambda r: max(r.losses) > 3 * r.losses[0])
 def one_batch_that_was_never_normalised():
     def pictures(g, step):
         x = torch.randn(16, 3, 8, 8, generator=g)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from tests.faults import traps_more
 from tests.faults.catalogue import FAULTS, HEALTHY, PROGRAMS, TRAPS, UNSEEN
+from tests.faults.counts import counted
 from tests.faults.places import plain_step, trains
 from tests.faults.program import SEEDS, Built, Program
 from tests.faults.replay import Call, calls_of, gain, origins, ran
@@ -54,6 +55,11 @@ def test_there_are_enough_of_them() -> None:
     for kind in {p.kind for p in PROGRAMS}:
         halves = [p.half for p in PROGRAMS if p.kind == kind]
         assert abs(halves.count("tune") - halves.count("report")) <= 1
+
+
+def test_there_are_six_of_each_kind() -> None:
+    few = {kind: count for kind, count in counted().items() if count < 6}
+    assert few.keys() <= {"unused"}, few
 
 
 @pytest.mark.parametrize("program", named(UNSEEN))
