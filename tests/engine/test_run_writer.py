@@ -26,7 +26,11 @@ from fxgrad.errors import LogWarning, OptionError, RunFileError
 from fxgrad.run_file import RunFile
 from fxgrad.schema import GradientFlow
 from tests.fidelity.harness import differences, run, same
-from tests.fidelity.programs_of_switches import FunctionModeAround, FunctionModeAroundTheWholeStep
+from tests.fidelity.programs_of_switches import (
+    DispatchModeAroundTheWholeStep,
+    FunctionModeAround,
+    FunctionModeAroundTheWholeStep,
+)
 
 STEPS = 50
 
@@ -569,7 +573,8 @@ def test_a_kill_loses_at_most_the_event_in_flight(times, tmp_path) -> None:
             assert again.first == len(steps)
 
 
-@pytest.mark.parametrize("kind", [FunctionModeAround, FunctionModeAroundTheWholeStep])
-def test_modes_of_the_user_see_nothing_of_it(kind, tmp_path) -> None:
-    options = {"run_file": tmp_path / "run.fxgrad"}
+@pytest.mark.parametrize("kind", [FunctionModeAround, FunctionModeAroundTheWholeStep, DispatchModeAroundTheWholeStep])
+@pytest.mark.parametrize("capture", [False, True])
+def test_modes_of_the_user_see_nothing_of_it(kind, capture, tmp_path) -> None:
+    options = {"run_file": tmp_path / "run.fxgrad", "capture_batch": capture}
     assert differences(run(kind, None), run(kind, options)) == []
