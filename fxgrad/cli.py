@@ -37,6 +37,7 @@ from fxgrad.command.options import (
 )
 from fxgrad.command.reporting import MISUSE, reported
 from fxgrad.command.run_line import export_run, log_run, replay_step
+from fxgrad.command.script_line import SCRIPT, Commands, run_script
 from fxgrad.errors import OptionError
 from fxgrad.schema import GradientFlow, Level, SiteKind
 
@@ -51,6 +52,7 @@ _DEMO_FILES = ("flow.svg", "flow.json")
 
 app = typer.Typer(
     name="fxgrad",
+    cls=Commands,
     help="See where the gradient of a PyTorch model dies, explodes or never arrives.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,  # a traceback comes from --traceback, or from a fault of ours
@@ -110,7 +112,7 @@ def run(
     quiet: Quiet = False,
     show_traceback: Traceback = False,
 ) -> None:
-    """Measure one forward and one backward pass of a model."""
+    """Measure one forward and one backward pass of a model; run a training script (`run --help train.py`)."""
     with reported(show_traceback):
         from fxgrad.command.findings import Wanted, judge
         from fxgrad.command.outputs import Drawing, View, check_paths
@@ -131,6 +133,9 @@ def run(
         _present(flow, output or [], View(drawing, judged.diagnosis, whole, every), quiet=quiet)
         if whole:
             _conclude(judged, wanted)
+
+
+app.command(SCRIPT, hidden=True, context_settings={"allow_interspersed_args": False})(run_script)
 
 
 @app.command()

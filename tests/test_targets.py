@@ -111,7 +111,7 @@ class TestTarget:
     @pytest.mark.parametrize(
         ("target", "words", "cause", "way_out"),
         [
-            ("models.py", [], "expected package.module:name", "torchvision.models:resnet18"),
+            ("models.py", [], "a training script is run as it is", "A model in it is models.py:name"),
             ("models.py:", [], "expected package.module:name", ""),
             ("nowhere.py:make", [], "there is no file nowhere.py", "looked in"),
             ("no_such_package:make", [], "no module 'no_such_package'", "Install the package"),

@@ -10,13 +10,15 @@ import typer
 from fxgrad.schema import NormWord, ScaleWord, ThemeWord
 
 __all__ = [
-    "All", "Check", "Depth", "FailOn", "Files", "FindingsFiles", "Fold", "Forward", "Inputs", "Keywords", "Loss", "Lr",
-    "Norm", "Quiet", "Scale", "Step", "Target", "Theme", "Traceback",
+    "All", "Arguments", "Check", "Depth", "FailOn", "Files", "FindingsFiles", "Fold", "Forward", "Inputs", "Keywords",
+    "Loss", "Lr", "Norm", "Quiet", "Scale", "Script", "Step", "Target", "Theme", "Traceback",
 ]  # fmt: skip
 
 Target = Annotated[
     str, typer.Argument(metavar="TARGET", help="package.module:name or file.py:name, a model or what makes one.")
 ]
+Script = Annotated[str, typer.Argument(metavar="SCRIPT.py", help="A training script, run as it is.")]
+Arguments = Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="What the script gets, as it stands here.")]
 Keywords = Annotated[list[str] | None, typer.Argument(metavar="NAME=VALUE", help="Arguments of what makes the model.")]
 Inputs = Annotated[
     list[str] | None,

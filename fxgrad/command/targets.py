@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from fxgrad.command.references import Asked, resolve
+from fxgrad.command.scripts import is_script
 from fxgrad.errors import TargetError
 
 __all__ = ["load_model", "parse_keywords"]
@@ -27,6 +28,12 @@ def load_model(target: str, words: Sequence[str] = ()) -> nn.Module:
         TargetError: it leads nowhere, cannot be called with these arguments, or gives no ``torch.nn.Module``.
     """
     asked = Asked(target, "TARGET", TargetError)
+    if is_script(target):
+        message = (
+            "a training script is run as it is: fxgrad run [OPTIONS] train.py [ARGS], with the options that "
+            f"`fxgrad run --help {target}` lists. A model in it is {target}:name"
+        )
+        asked.refuse(message)
     keywords = parse_keywords(words)
     found = resolve(asked)
     if isinstance(found, nn.Module):

@@ -66,10 +66,13 @@ class Moment:
 
     def returned(self, result: Any) -> None:
         """The forward has returned: note what comes back to its outputs, where they are made."""
-        for position, tensor in tensors_in(result) if self.lacking is None else ():
-            self.outputs[position] = tensor.detach(), version_of(tensor)
-            if tensor.grad_fn is not None:
-                tensor.grad_fn.register_prehook(_Arriving(self.gradients, position, tensor.output_nr))
+        if self.lacking is not None:
+            return
+        with without_torch_function(), without_dispatch_modes():
+            for position, tensor in tensors_in(result):
+                self.outputs[position] = tensor.detach(), version_of(tensor)
+                if tensor.grad_fn is not None:
+                    tensor.grad_fn.register_prehook(_Arriving(self.gradients, position, tensor.output_nr))
 
     def save(self, path: Path, step: int) -> None:
         """Write it.

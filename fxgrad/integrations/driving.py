@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from torch import nn
@@ -10,6 +11,7 @@ from torch.optim import Optimizer
 
 from fxgrad.api import InPlace, Watch, watch
 from fxgrad.engine.logbook import checked_logs
+from fxgrad.engine.run_writer import Errors
 from fxgrad.errors import NoFlowError
 from fxgrad.schema import Finding, Level, Log, SiteKind
 
@@ -37,6 +39,9 @@ class WatchOptions(TypedDict, total=False):
     native: bool
     status: bool
     log_to: Log | Sequence[Log]
+    run_file: str | Path | None
+    keep: int | tuple[int, int] | None
+    run_file_errors: Errors
 
 
 class Driver:

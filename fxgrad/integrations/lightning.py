@@ -10,7 +10,7 @@ from fxgrad.api import Watch
 from fxgrad.errors import OptionError
 from fxgrad.integrations.driving import Driver, WatchOptions, optimizers_in
 from fxgrad.integrations.needs import needing
-from fxgrad.integrations.outermost import Calls, parameters_of, unwrapped
+from fxgrad.integrations.outermost import parameters_of, part_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -28,8 +28,7 @@ class LightningCallback(Callback):
 
     Args:
         module: path of the part to watch, such as ``"net"``.  None: the ``LightningModule`` where ``training_step``
-            calls it (``self(x)``); else, from the second batch on, the largest trained module that ``training_step``
-            calls itself.
+            calls it (``self(x)``); else, from the second batch on, the part of it with the most trained entries.
         log_every: a step is read and logged when this many have passed since the one before; also the last one.
         options: of ``fxgrad.watch``, ``log_to`` among them.
 
@@ -43,7 +42,7 @@ class LightningCallback(Callback):
     def __init__(self, *, module: str | None = None, log_every: int = 50, **options: Unpack[WatchOptions]) -> None:
         self._path = module
         self._driver = Driver(log_every, options)
-        self._calls: Calls | None = None
+        self._model: nn.Module | None = None  # as long as it has to be found out whether it is called
 
     @property
     def watch(self) -> Watch | None:
@@ -58,8 +57,7 @@ class LightningCallback(Callback):
             WatchError: the part cannot be watched.
         """
         self._start(trainer, pl_module if self._path is None else _part(pl_module, self._path))
-        if self._path is None:
-            self._calls = Calls()
+        self._model = pl_module if self._path is None else None
 
     def _start(self, trainer: Trainer, model: nn.Module) -> None:
         self._driver.start(
@@ -71,37 +69,29 @@ class LightningCallback(Callback):
     ) -> None:
         """A batch is done: the optimizer has stepped, where it was its turn."""
         del pl_module, batch, batch_idx
-        if self._calls is not None:
-            self._decide(trainer, self._calls)
+        if self._model is not None:
+            self._decide(trainer, self._model)
         loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
         if self.watch is not None and isinstance(loss, Tensor) and loss.numel() == 1:
             self.watch.note(loss=loss)
         if trainer.global_step:
             self._driver.step(trainer.global_step)
 
-    def _decide(self, trainer: Trainer, calls: Calls) -> None:
-        """After the first batch: whether the module itself was called, and if not, what was."""
-        calls.stop()
-        self._calls = None
-        if not self._driver.seen:
-            found = calls.outermost(parameters_of(optimizers_in(trainer.optimizers)))
-            if found:
-                self._start(trainer, unwrapped(found[0]))
+    def _decide(self, trainer: Trainer, model: nn.Module) -> None:
+        """After a batch: where the module was not called, go on to a part of it."""
+        part = None if self._driver.seen else part_of(model, parameters_of(optimizers_in(trainer.optimizers)))
+        self._model = part
+        if part is not None:
+            self._start(trainer, part)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Log the last step, and give the model back as it was."""
         del trainer, pl_module
-        self._end()
+        self._driver.end()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Training broke off."""
         del trainer, pl_module, exception
-        self._end()
-
-    def _end(self) -> None:
-        if self._calls is not None:
-            self._calls.stop()
-            self._calls = None
         self._driver.end()
 
 

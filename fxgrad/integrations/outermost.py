@@ -1,50 +1,43 @@
-"""Which module trains, where nobody says so: the outermost that a step calls and whose parameters an optimizer has."""
+"""Which module trains, where nobody says so: the outermost with what an optimizer has, or its part that is called."""
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Collection, Sequence
-from typing import Any
+import gc
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import TypeVar
 
-import torch
 from torch import nn
-from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.amp import GradScaler
 from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.optim import Optimizer
 
-__all__ = ["Calls", "parameters_of", "unwrapped"]
+__all__ = ["alive", "optimizers_of", "outermost", "parameters_of", "part_of", "scaler", "unwrapped"]
+
+Kind = TypeVar("Kind")
 
 
-class Calls:
-    """The modules that are called in training from now on, by a hook of torch's for all modules, until ``stop``.
+def parameters_of(optimizers: Sequence[Optimizer]) -> set[int]:
+    """Ids of what they train."""
+    return {id(one) for optimizer in optimizers for group in optimizer.param_groups for one in group["params"]}
 
-    Nothing that is computed depends on it; code under ``torch.compile`` is left alone.
+
+def outermost(modules: Iterable[nn.Module], trained: Collection[int]) -> list[nn.Module]:
+    """Those that lie in no other of them and have parameters with these ids, the most entries first."""
+    sized = [(module, size) for module in modules if (size := _trained_in(module, trained))]
+    inside = {id(child) for module, _ in sized for child in module.modules() if child is not module}
+    return [module for module, _ in sorted(sized, key=lambda pair: -pair[1]) if id(module) not in inside]
+
+
+def part_of(module: nn.Module, trained: Collection[int]) -> nn.Module | None:
+    """The child with the most entries of the parameters with these ids; None where none has any.
+
+    For a module that holds what trains, and is not called itself.
     """
+    return next(iter(outermost(module.children(), trained)), None)
 
-    def __init__(self) -> None:
-        self._called: weakref.WeakSet[nn.Module] = weakref.WeakSet()
-        self._order: dict[int, int] = {}
-        self._handle = register_module_forward_pre_hook(self._note)
 
-    def _note(self, module: nn.Module, args: Any) -> None:
-        del args
-        if torch.compiler.is_compiling() or not (module.training and torch.is_grad_enabled()):
-            return
-        self._called.add(module)
-        self._order.setdefault(id(module), len(self._order))
-
-    def stop(self) -> None:
-        """Take the hook off.  May be called twice."""
-        self._handle.remove()
-
-    def outermost(self, parameters: Collection[int]) -> list[nn.Module]:
-        """Those that lie in no other one and have parameters with these ids, the most entries first."""
-        called = sorted(self._called, key=lambda module: self._order[id(module)])
-        inside = {id(child) for module in called for child in module.modules() if child is not module}
-        sizes = {
-            id(module): sum(one.numel() for one in module.parameters() if id(one) in parameters) for module in called
-        }
-        roots = [module for module in called if id(module) not in inside and sizes[id(module)]]
-        return sorted(roots, key=lambda module: -sizes[id(module)])
+def _trained_in(module: nn.Module, trained: Collection[int]) -> int:
+    return sum(one.numel() for one in module.parameters() if id(one) in trained)
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
@@ -54,6 +47,22 @@ def unwrapped(module: nn.Module) -> nn.Module:
     return module
 
 
-def parameters_of(optimizers: Sequence[torch.optim.Optimizer]) -> set[int]:
-    """Ids of what they train."""
-    return {id(one) for optimizer in optimizers for group in optimizer.param_groups for one in group["params"]}
+# ---- what lies in memory -------------------------------------------------------------------------------------------
+
+
+def alive(kind: type[Kind]) -> Iterator[Kind]:
+    """All objects of this class.  Their types are asked, and not they themselves: proxies would run code."""
+    yield from (one for one in gc.get_objects() if issubclass(type(one), kind) and vars(one))
+
+
+def optimizers_of(model: nn.Module) -> list[Optimizer]:
+    """Those that have a parameter of the model, and are no wrappers around one of torch's."""
+    own = {id(parameter) for parameter in model.parameters()}
+    made = ("_optimizer_step_pre_hooks", "param_groups")
+    return [one for one in alive(Optimizer) if all(name in vars(one) for name in made) and own & parameters_of([one])]
+
+
+def scaler() -> GradScaler | None:
+    """The only one that scales; None where there is none, or more than one."""
+    found = [one for one in alive(GradScaler) if one.is_enabled()]
+    return found[0] if len(found) == 1 else None

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import gc
-import itertools
-import multiprocessing
-import os
 import random
 import subprocess
 import sys
-import textwrap
 import threading
 from pathlib import Path
 from typing import Any
@@ -20,13 +16,15 @@ import torch
 from torch import Tensor, nn
 
 import fxgrad
-from fxgrad.engine import run_writer
 from fxgrad.engine.run_events import WrittenEvents
-from fxgrad.errors import LogWarning, OptionError, RunFileError
 from fxgrad.run_file import RunFile
 from fxgrad.schema import GradientFlow
 from tests.fidelity.harness import differences, run, same
-from tests.fidelity.programs_of_switches import FunctionModeAround, FunctionModeAroundTheWholeStep
+from tests.fidelity.programs_of_switches import (
+    DispatchModeAroundTheWholeStep,
+    FunctionModeAround,
+    FunctionModeAroundTheWholeStep,
+)
 
 STEPS = 50
 
@@ -335,241 +333,8 @@ def test_another_process_reads_meanwhile(tmp_path) -> None:
     training.watch.remove()
 
 
-# ---- errors -----------------------------------------------------------------------------------------------------
-
-
-def test_an_unknown_option() -> None:
-    model = net()
-    for options, words in (
-        ({"run_file": 3}, "takes the path of a file"),
-        ({"run_file": "x", "run_file_errors": "ignore"}, "'warn' or 'raise'"),
-        ({"run_file": "x", "keep": 0}, "keep=0 is not known"),
-        ({"keep": 10}, "give run_file="),
-    ):
-        with pytest.raises(OptionError, match=words):
-            fxgrad.watch(model, **options)
-    assert "forward" not in vars(model)
-
-
-@pytest.fixture
-def broken(monkeypatch, tmp_path) -> Path:
-    """A file that cannot take its third and fourth flow."""
-    count = 0
-    plain = RunFile._put_row
-
-    def put(self: RunFile, *args: Any) -> None:
-        nonlocal count
-        count += 1
-        plain(self, *args)
-        if count in (3, 4):
-            message = "database or disk is full"
-            raise run_writer.RunFileError(message)
-
-    monkeypatch.setattr(RunFile, "_put_row", put)
-    return tmp_path / "run.fxgrad"
-
-
-def test_training_goes_on_when_the_disk_is_full(broken) -> None:
-    training = Training(run_file=broken)
-    with pytest.warns(LogWarning, match=r"training goes on: database or disk is full") as warned:
-        training.steps(6)
-    training.watch.remove()
-    assert len(warned) == 1
-    report = training.watch.run_file
-    assert (report.written, report.missed, report.error) == (4, 2, "database or disk is full")
-    assert "disk is full" in repr(training.watch)
-    with fxgrad.open_run(broken) as run:
-        assert run.steps == (0, 1, 4, 5)
-
-
-def test_or_stops_where_the_user_wants_that(broken) -> None:
-    training = Training(run_file=broken, run_file_errors="raise")
-    with pytest.raises(RunFileError, match="disk is full"):
-        training.steps(6)
-    assert len(training.losses) == 4  # raised by the forward behind the end of the one that was lost
-    with pytest.raises(RunFileError, match="disk is full"):
-        training.watch.remove()  # the other one
-    assert not training.watch.active and "forward" not in vars(training.model)
-
-
-@pytest.mark.parametrize("errors", ["warn", "raise"])
-def test_a_file_that_cannot_be_written_is_told_at_once(errors, tmp_path) -> None:
-    path, model = tmp_path / "run.fxgrad", net()
-    path.write_text("my notes")
-    if errors == "raise":
-        with pytest.raises(RunFileError, match="no run file"):
-            fxgrad.watch(model, run_file=path, run_file_errors="raise")
-        assert "forward" not in vars(model)
-    else:
-        with pytest.warns(LogWarning, match="no run file"):
-            training = Training(model, run_file=path)
-        training.step()
-        assert len(training.watch.history) == 1
-        training.watch.remove()
-    assert path.read_text() == "my notes"
-
-
-def test_two_watches_of_one_file(tmp_path) -> None:
-    first = Training(run_file=tmp_path / "run.fxgrad")
-    with pytest.warns(LogWarning, match="is being written by another process or watch"):
-        second = Training(run_file=tmp_path / "run.fxgrad")
-    for training in (first, second, first):
-        training.step()
-    first.watch.remove()
-    second.watch.remove()
-    assert len(run_of(tmp_path / "run.fxgrad")) == 2
-
-
-def test_a_thread_that_does_not_answer_does_not_stop_training(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(run_writer, "_PATIENCE", 0.2)
-    training = Training(run_file=tmp_path / "run.fxgrad")
-    training.step()
-    hangs = threading.Event()
-    monkeypatch.setattr(WrittenEvents, "write", lambda *_: hangs.wait())
-    with pytest.warns(LogWarning, match="slower than the training"):
-        training.steps(4)
-    assert training.watch.run_file.missed > 0
-    hangs.set()
-    training.watch.remove()
-
-
-# ---- processes --------------------------------------------------------------------------------------------------
-
-
-def test_rank_0_alone_writes(tmp_path, monkeypatch) -> None:
-    monkeypatch.setenv("RANK", "1")
-    training = Training(run_file=tmp_path / "run.fxgrad")
-    training.step()
-    training.watch.remove()
-    assert training.watch.run_file.written == 0 and training.watch.run_file.error is None
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="nothing is forked here")
-@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_a_forked_child_leaves_the_file_alone(tmp_path) -> None:
-    training = Training(run_file=tmp_path / "run.fxgrad")
-    training.step()
-
-    def child() -> None:
-        training.step()
-        training.step()
-        training.watch.note(loss=1.0)
-        training.watch.remove()
-
-    process = multiprocessing.get_context("fork").Process(target=child)
-    process.start()
-    process.join(60)
-    assert process.exitcode == 0
-    training.step()
-    training.watch.remove()
-    with fxgrad.open_run(tmp_path / "run.fxgrad") as run:
-        assert run.steps == (0, 1)
-        assert run.notes == {}
-
-
-SCRIPT = """
-    import sys, torch, fxgrad
-    from torch import nn
-    torch.set_num_threads(1)
-    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    watch = fxgrad.watch(model, optimizer=optimizer, run_file=sys.argv[1])
-    print("ready", flush=True)
-    for step in range(int(sys.argv[2])):
-        loss = model(torch.randn(6, 4)).square().mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        watch.note(loss=loss)
-        print(step, flush=True)
-    if len(sys.argv) > 3:
-        raise SystemExit(sys.argv[3])
-"""
-
-
-@pytest.fixture(scope="module")
-def script(tmp_path_factory) -> Path:
-    path = tmp_path_factory.mktemp("script") / "train.py"
-    path.write_text(textwrap.dedent(SCRIPT))
-    return path
-
-
-@pytest.mark.parametrize("end", [(), ("stopped by an error",)])
-def test_a_process_that_ends_has_written_its_last_step(script, end, tmp_path) -> None:
-    path = tmp_path / "run.fxgrad"
-    subprocess.run([sys.executable, script, path, "5", *end], capture_output=True, check=not end, timeout=120)
-    with fxgrad.open_run(path) as run:
-        assert run.steps == run.notes["loss"].steps == (0, 1, 2, 3, 4)
-
-
-def trains(path: Path, told: Any) -> None:
-    """A process that trains until it is killed, and tells of each step."""
-    training = Training(run_file=path, told=True)
-    for step in itertools.count():
-        training.watch.note(loss=training.step())
-        os.write(told, f"{step}\n".encode())
-
-
-def trains_with_a_child(path: Path, told: Any) -> None:
-    """A process that trains with a forked child, such as a data loader's worker, which outlives it for a while."""
-    training = Training(run_file=path)
-    training.step()
-    if os.fork() == 0:
-        threading.Event().wait(60)
-        os._exit(0)
-    os.write(told, b"ready\n")
-    threading.Event().wait(60)
-
-
-@pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="nothing is forked here")
-@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_a_child_that_outlives_a_killed_process_does_not_hold_the_file(tmp_path) -> None:
-    read, write = os.pipe()
-    process = multiprocessing.get_context("fork").Process(
-        target=trains_with_a_child, args=(tmp_path / "r.fxgrad", write)
-    )
-    process.start()
-    os.close(write)
-    with os.fdopen(read) as pipe:
-        assert pipe.readline() == "ready\n"
-        process.kill()
-        process.join()
-        RunFile.create(tmp_path / "r.fxgrad").close()
-    process.close()
-
-
-@pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="nothing is forked here")
-@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-@pytest.mark.parametrize("times", [8, pytest.param(200, marks=pytest.mark.sweep)])
-def test_a_kill_loses_at_most_the_event_in_flight(times, tmp_path) -> None:
-    numbers = random.Random(times)  # noqa: S311  # nothing secret
-    for attempt in range(times):
-        path = tmp_path / f"run{attempt}.fxgrad"
-        read, write = os.pipe()
-        process = multiprocessing.get_context("fork").Process(target=trains, args=(path, write))
-        process.start()
-        os.close(write)
-        with os.fdopen(read) as pipe:
-            for _ in range(1 + numbers.randrange(300)):
-                pipe.readline()
-            threading.Event().wait(numbers.random() / 100)
-            process.kill()
-            process.join()
-            told = pipe.read().split()
-        process.close()
-        with fxgrad.open_run(path) as run:
-            steps = run.steps
-            assert steps == tuple(range(len(steps)))
-            done = int(told[-1]) + 1 if told else 1
-            assert len(steps) >= done - 1, f"{done} steps were done, and {len(steps)} are in the file"
-            if steps:
-                assert run.flow(steps[-1]).event.backward == steps[-1]
-        with RunFile.create(path) as again:  # nobody holds it any more
-            assert again.first == len(steps)
-
-
-@pytest.mark.parametrize("kind", [FunctionModeAround, FunctionModeAroundTheWholeStep])
-def test_modes_of_the_user_see_nothing_of_it(kind, tmp_path) -> None:
-    options = {"run_file": tmp_path / "run.fxgrad"}
+@pytest.mark.parametrize("kind", [FunctionModeAround, FunctionModeAroundTheWholeStep, DispatchModeAroundTheWholeStep])
+@pytest.mark.parametrize("capture", [False, True])
+def test_modes_of_the_user_see_nothing_of_it(kind, capture, tmp_path) -> None:
+    options = {"run_file": tmp_path / "run.fxgrad", "capture_batch": capture}
     assert differences(run(kind, None), run(kind, options)) == []

@@ -163,7 +163,6 @@ def test_lightning_gives_the_model_back_when_training_breaks_off() -> None:
         fit(Failing, callback)
     assert not callback.watch.active
     assert log.steps == [1, 3]
-    assert not torch.nn.modules.module._global_forward_pre_hooks
 
 
 # ---- Transformers --------------------------------------------------------------------------------------------------

@@ -43,6 +43,15 @@ class Opened:
     def panel(self) -> str:
         return self.page.locator(".panel").inner_text()
 
+    def serious_faults(self) -> list[str]:
+        """What axe says of the page as it is now, from serious on."""
+        self.page.evaluate((Path(__file__).parent / "vendor" / "axe.min.js").read_text(encoding="utf-8"))
+        return [
+            f"{one['id']}: {one['help']}: {[node['html'][:120] for node in one['nodes'][:3]]}"
+            for one in self.page.evaluate("axe.run()")["violations"]
+            if one["impact"] in ("serious", "critical")
+        ]
+
     def fill_of(self, name: str) -> str:
         return self.seen(name).locator(".back").get_attribute("fill")
 

@@ -85,6 +85,12 @@ def test_it_opens_at_the_first_bad_event_and_leads_back_to_it(opened):
     assert "backward 7" in moment(found)
 
 
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_axe_finds_no_serious_fault_in_a_run_and_a_comparison(opened, theme):
+    for text in (history(bad=7).to_html(), fxgrad.compare(history(), history(20, 0.05)).to_html()):
+        assert opened(text, color_scheme=theme).serious_faults() == []
+
+
 def test_it_plays(opened):
     found = opened(history(6).to_html(findings=()))
     found.page.get_by_role("button", name="Play").click()
