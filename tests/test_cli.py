@@ -362,7 +362,7 @@ def test_help(command: list[str]) -> None:
 
 def test_shell_completion() -> None:
     assert "--install-completion" in done("--help").stdout
-    words = {"_FXGRAD_COMPLETE": "complete_bash", "COMP_WORDS": "fxgrad re", "COMP_CWORD": "1"}
+    words = {"_FXGRAD_COMPLETE": "complete_bash", "COMP_WORDS": "fxgrad ren", "COMP_CWORD": "1"}
     process = subprocess.run(
         [sys.executable, "-m", "fxgrad"], capture_output=True, text=True, check=True, env=_environment() | words
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import multiprocessing
 import os
@@ -10,6 +11,8 @@ import subprocess
 import sys
 import textwrap
 import threading
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -29,24 +32,37 @@ def test_rank_0_alone_writes(tmp_path, monkeypatch) -> None:
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="nothing is forked here")
-@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_a_forked_child_leaves_the_file_alone(tmp_path) -> None:
-    training = Training(run_file=tmp_path / "run.fxgrad")
-    training.step()
+FORKS = pytest.mark.skipif("forkserver" not in multiprocessing.get_all_start_methods(), reason="nothing is forked here")
 
-    def child() -> None:
+
+@pytest.fixture(scope="module")
+def clean() -> Any:
+    """Processes in which torch has not run a backward pass: behind one on several threads it refuses in forks."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.engine.test_run_writer"])
+    return context
+
+
+def goes_on_in_a_child(path: Path) -> None:
+    training = Training(run_file=path)
+    training.step()
+    if (child := os.fork()) == 0:
         training.step()
         training.step()
         training.watch.note(loss=1.0)
         training.watch.remove()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    training.step()
+    training.watch.remove()
 
-    process = multiprocessing.get_context("fork").Process(target=child)
+
+@FORKS
+def test_a_forked_child_leaves_the_file_alone(clean, tmp_path) -> None:
+    process = clean.Process(target=goes_on_in_a_child, args=(tmp_path / "run.fxgrad",))
     process.start()
     process.join(60)
     assert process.exitcode == 0
-    training.step()
-    training.watch.remove()
     with fxgrad.open_run(tmp_path / "run.fxgrad") as run:
         assert run.steps == (0, 1)
         assert run.notes == {}
@@ -87,65 +103,63 @@ def test_a_process_that_ends_has_written_its_last_step(script, end, tmp_path) ->
         assert run.steps == run.notes["loss"].steps == (0, 1, 2, 3, 4)
 
 
-def trains(path: Path, told: Any) -> None:
+def trains(path: Path, told: Connection) -> None:
     """A process that trains until it is killed, and tells of each step."""
     training = Training(run_file=path, told=True)
     for step in itertools.count():
         training.watch.note(loss=training.step())
-        os.write(told, f"{step}\n".encode())
+        told.send_bytes(str(step).encode())
 
 
-def trains_with_a_child(path: Path, told: Any) -> None:
+def trains_with_a_child(path: Path, told: Connection) -> None:
     """A process that trains with a forked child, such as a data loader's worker, which outlives it for a while."""
     training = Training(run_file=path)
     training.step()
     if os.fork() == 0:
         threading.Event().wait(60)
         os._exit(0)
-    os.write(told, b"ready\n")
+    told.send_bytes(b"ready")
     threading.Event().wait(60)
 
 
-@pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="nothing is forked here")
-@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_a_child_that_outlives_a_killed_process_does_not_hold_the_file(tmp_path) -> None:
-    read, write = os.pipe()
-    process = multiprocessing.get_context("fork").Process(
-        target=trains_with_a_child, args=(tmp_path / "r.fxgrad", write)
-    )
+@FORKS
+def test_a_child_that_outlives_a_killed_process_does_not_hold_the_file(clean, tmp_path) -> None:
+    read, write = clean.Pipe(duplex=False)
+    process = clean.Process(target=trains_with_a_child, args=(tmp_path / "r.fxgrad", write))
     process.start()
-    os.close(write)
-    with os.fdopen(read) as pipe:
-        assert pipe.readline() == "ready\n"
-        process.kill()
-        process.join()
-        RunFile.create(tmp_path / "r.fxgrad").close()
-    process.close()
+    write.close()
+    assert read.recv_bytes() == b"ready"
+    process.kill()
+    process.join()
+    RunFile.create(tmp_path / "r.fxgrad").close()
 
 
-@pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="nothing is forked here")
-@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def until_the_end(read: Connection) -> Iterator[int]:
+    """The steps that a process told of before it was killed."""
+    with contextlib.suppress(EOFError, OSError):  # OSError: killed in the middle of a message
+        while True:
+            yield int(read.recv_bytes())
+
+
+@FORKS
 @pytest.mark.parametrize("times", [8, pytest.param(200, marks=pytest.mark.sweep)])
-def test_a_kill_loses_at_most_the_event_in_flight(times, tmp_path) -> None:
+def test_a_kill_loses_at_most_the_event_in_flight(times, clean, tmp_path) -> None:
     numbers = random.Random(times)  # noqa: S311  # nothing secret
     for attempt in range(times):
         path = tmp_path / f"run{attempt}.fxgrad"
-        read, write = os.pipe()
-        process = multiprocessing.get_context("fork").Process(target=trains, args=(path, write))
+        read, write = clean.Pipe(duplex=False)
+        process = clean.Process(target=trains, args=(path, write))
         process.start()
-        os.close(write)
-        with os.fdopen(read) as pipe:
-            for _ in range(1 + numbers.randrange(300)):
-                pipe.readline()
-            threading.Event().wait(numbers.random() / 100)
-            process.kill()
-            process.join()
-            told = pipe.read().split()
-        process.close()
+        write.close()
+        for _ in range(1 + numbers.randrange(300)):
+            read.recv_bytes()
+        threading.Event().wait(numbers.random() / 100)
+        process.kill()
+        process.join()
+        done = 1 + max(until_the_end(read), default=0)
         with fxgrad.open_run(path) as run:
             steps = run.steps
             assert steps == tuple(range(len(steps)))
-            done = int(told[-1]) + 1 if told else 1
             assert len(steps) >= done - 1, f"{done} steps were done, and {len(steps)} are in the file"
             if steps:
                 assert run.flow(steps[-1]).event.backward == steps[-1]
