@@ -132,7 +132,26 @@ def test_copies_are_plain(how: str) -> None:
         assert torch.equal(twin(batch(1)), net(batch(1)))
         twin(batch(1)).sum().backward()
         assert len(watch.history) == 1
+        assert [name for name, what in inside(model) if not _pickles(what)] == []
         assert pickle.loads(pickle.dumps(model))(batch(1)).shape == (5, 3)  # noqa: S301  # our own
+
+
+def inside(model: nn.Module) -> Iterator[tuple[str, Any]]:
+    """All that is pickled with the model, one by one, so that a failure names what it is."""
+    for path, module in model.named_modules():
+        for name, what in module.__getstate__().items():
+            yield f"{path}.{name}", what if name != "_modules" else None
+    for path, parameter in model.named_parameters():
+        for name, what in parameter.__dict__.items():
+            yield f"{path}.{name}", what
+
+
+def _pickles(what: Any) -> bool:
+    try:
+        pickle.dumps(what)
+    except TypeError:
+        return False
+    return True
 
 
 @WAYS
