@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import pairwise
 
 import torch
@@ -9,9 +10,20 @@ from torch import nn
 from torch.nn import functional as F
 
 from tests.faults.advice import adam, case
+from tests.faults.causes import CAUSES
 from tests.faults.healthy import HEALTHY
 from tests.faults.nets import Net, mse, xent
 from tests.faults.program import HISTORY, Built
+
+
+def in_a_loop(*expect, **answer):
+    """As ``case``, for a fault of the loop, which no single step shows."""
+
+    def decorate(make):
+        CAUSES.add(make.__name__, partial(make, False), expect, outside=True, forms=HISTORY, **answer)
+        HEALTHY.add(f"{make.__name__}_mended", partial(make, True), forms=HISTORY)
+
+    return decorate
 
 
 def two_layers(last=3):
@@ -53,7 +65,7 @@ def stepped_by(every):
     return loop
 
 
-@case("optimizer_idle", outside=True, says=("once an epoch",), forms=HISTORY)
+@in_a_loop("optimizer_idle", says=("once an epoch",), proof=lambda run: len(set(run.losses[-8:])) == 1)
 def epochs_of_a_schedule_counted_in_batches(mended):
     optimizer = lambda model: torch.optim.SGD(model.parameters(), 0.1)  # noqa: E731  # one line
     x = torch.randn(32, 8)
@@ -74,7 +86,7 @@ def clipped(unscaled):
     return loop
 
 
-@case("optimizer_idle", outside=True, says=("unscale_(optimizer) before",), forms=HISTORY)
+@in_a_loop("optimizer_idle", says=("unscale_(optimizer) before",), proof=lambda run: max(run.moved.values()) < 1e-3)
 def clipped_while_scaled(mended):
     optimizer = lambda model: torch.optim.SGD(model.parameters(), 0.1)  # noqa: E731  # one line
     scaler = torch.amp.GradScaler("cpu")
@@ -151,7 +163,7 @@ def weights_clipped_too_tight(mended):
 def hard_gumbel_codes():
     """One-hot codes by construction: their values say nothing of the slope."""
     model = Net(
-        lambda self, x: self.head(F.gumbel_softmax(self.first(x), tau=1.0, hard=True)),
+        lambda self, x: self.head(F.gumbel_softmax(self.first(x), tau=5.0, hard=True)),
         first=nn.Linear(8, 6), head=nn.Linear(6, 8, bias=False),
     )  # fmt: skip
     nn.init.normal_(model.first.weight, std=1.0)
