@@ -78,11 +78,17 @@ class Recorders:
         return (self._ways, FOLLOWED) if why is None else (None, why)
 
     def rename(self, forward_record: ForwardRecord) -> None:
-        """Before a flow is read: name a call that left the known courses as well as can be by now."""
+        """Before a flow is first read: name a call that left the known courses as well as can be by now.
+
+        Once only: what another thread writes, or what was read, keeps the names that it was given.
+        """
         left = forward_record.deviation
+        if left is None or forward_record.named:
+            return
+        forward_record.named = True
         if self._native is not None:
             self._native.rename(forward_record)
-        if left is not None and forward_record.deviation is None:
+        if forward_record.deviation is None:
             forward_record.report = dataclasses.replace(
                 forward_record.report, reason="it took a course that was learnt by a later call"
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -190,3 +191,44 @@ def test_of_several_functions_none_is_named() -> None:
     assert [site.module_path for site in made] == ["", ""]
     assert [site.source for site in made] == [None, None]
     assert all(site.l2_norm is not None for site in made)
+
+
+class Experts(nn.Module):
+    """Those that have rows run, one after the other; their operators are the same."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Linear(6, 3)
+        self.experts = nn.ModuleList(nn.Linear(6, 6) for _ in range(3))
+        self.rows: list[tuple[int, list[int]]] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate = self.gate(x).softmax(-1)
+        y = torch.zeros_like(x)
+        for one, rows in self.rows:
+            y = y.index_add(0, torch.tensor(rows), self.experts[one](x[rows]) * gate[rows, one : one + 1])
+        return x + y
+
+
+def test_what_the_run_file_wrote_keeps_its_names_whatever_is_learnt_later(tmp_path: Path) -> None:
+    """The thread that writes has read the event before the history does, which then may not name it anew."""
+    torch.manual_seed(0)
+    model = Experts()
+    steps = [[(0, [0, 1, 3]), (2, [2])], [(0, [1]), (1, [0, 2]), (2, [3])], [(0, [2]), (1, [0]), (2, [1, 3])]]
+    want: list[dict[str, float]] = []
+    for index, expert in enumerate(model.experts):
+
+        def put(_: nn.Module, __: Any, output: Tensor, key: str = f"experts.{index}") -> None:
+            output.register_hook(lambda gradient: want[-1].__setitem__(key, float(gradient.norm())))
+
+        expert.register_forward_hook(put)
+    with fxgrad.watch(model, run_file=tmp_path / "run.fxgrad") as watch:
+        for rows in steps:
+            model.rows = rows
+            want.append({})
+            model(torch.randn(4, 6)).square().mean().backward()
+        watch.flow()  # the writer has had its time
+    with fxgrad.open_run(tmp_path / "run.fxgrad") as run:
+        for flows in (watch.history, [run.flow(step) for step in run.steps]):
+            for flow, norms in zip(flows, want, strict=True):
+                assert {key: flow.site(key).l2_norm for key in norms} == pytest.approx(norms, rel=1e-5)
