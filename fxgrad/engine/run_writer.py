@@ -75,7 +75,7 @@ def checked_run_file(run_file: Any, keep: Any, errors: Any, capture: Any = False
     if not isinstance(run_file, (str, Path)):
         message = f"run_file= takes the path of a file, such as 'run.fxgrad', but got {type(run_file).__name__}"
         raise OptionError(message)
-    return RunOptions(Path(run_file), keep, errors, bool(capture))
+    return RunOptions(Path(run_file).absolute(), keep, errors, bool(capture))
 
 
 @dataclass(slots=True, eq=False)

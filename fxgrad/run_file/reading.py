@@ -110,7 +110,8 @@ class Run(FlowSeries):
             RunFileError: the file is damaged.
         """
         with self._at_once():
-            found = self._all(f"SELECT {_ROW} WHERE step=? ORDER BY forward DESC LIMIT 1", step)
+            in_reach = abs(step) < 2**63  # of SQLite's numbers
+            found = self._all(f"SELECT {_ROW} WHERE step=? ORDER BY forward DESC LIMIT 1", step) if in_reach else None
             if not found:
                 raise no_flow(step, self.steps)
             return self._flow(found[0])

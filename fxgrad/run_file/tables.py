@@ -60,6 +60,9 @@ def locked(path: Path) -> sqlite3.Connection:
         return lock
 
 
+_HEADER = 100  # bytes that every SQLite file begins with
+
+
 def open_to_write(path: Path) -> sqlite3.Connection:
     """The run file at ``path``, made if it is not there.
 
@@ -67,6 +70,9 @@ def open_to_write(path: Path) -> sqlite3.Connection:
         RunFileError: it cannot be made or written, or is something else, damaged or newer.
     """
     with told(path, "written"):
+        if path.is_file() and 0 < path.stat().st_size < _HEADER:  # SQLite takes a file of one byte for an empty one
+            message = f"{path} is no run file. Name another place, or remove it first"
+            raise RunFileError(message)
         file = sqlite3.connect(path, timeout=_WAIT, isolation_level=None)
         try:
             _make_or_check(file, path)

@@ -134,6 +134,21 @@ def test_state_outside_of_parameters_and_buffers_is_told(tmp_path) -> None:
 # ---- what cannot be replayed ------------------------------------------------------------------------------------
 
 
+def test_a_process_that_goes_to_another_folder(tmp_path, monkeypatch) -> None:
+    """The batch lies beside the run file, which lies where the path said when it was given."""
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path)
+
+    class Goes(Net):
+        def forward(self, x: Tensor, *, shift: Tensor | None = None) -> Tensor:
+            monkeypatch.chdir(tmp_path / "other")
+            return super().forward(x, shift=shift)
+
+    train(Path("run.fxgrad"), Goes())
+    assert not list((tmp_path / "other").iterdir())
+    assert fxgrad.replay(tmp_path / "run.fxgrad", Net()).same
+
+
 def test_nothing_was_kept(tmp_path) -> None:
     train(tmp_path / "run.fxgrad", capture_batch=False)
     with pytest.raises(RunFileError, match="capture_batch=True"):

@@ -210,12 +210,18 @@ def test_a_value_that_is_not_there(long_run) -> None:
             run.series("/op1", "norm")
 
 
+@pytest.mark.parametrize("step", [2**63, -(10**25)])
+def test_a_step_beyond_the_numbers_of_the_file(step, long_run) -> None:
+    with fxgrad.open_run(long_run[0]) as run, pytest.raises(NoFlowError):
+        run.flow(step)
+
+
 def test_no_file(tmp_path) -> None:
     with pytest.raises(RunFileError, match="there is no such file"):
         fxgrad.open_run(tmp_path / "run.fxgrad")
 
 
-@pytest.mark.parametrize("content", [b"", b"no database at all, but long enough to be one" * 30])
+@pytest.mark.parametrize("content", [b"", b"1", b"a word", b"no database at all, but long enough to be one" * 30])
 def test_another_file_is_refused_and_left_alone(content, tmp_path) -> None:
     path = tmp_path / "notes.txt"
     path.write_bytes(content)
