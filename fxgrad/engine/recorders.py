@@ -78,7 +78,14 @@ class Recorders:
         return (self._ways, FOLLOWED) if why is None else (None, why)
 
     def rename(self, forward_record: ForwardRecord) -> None:
-        """Before a flow is read: name a call that left the known courses as well as can be by now."""
+        """Before a flow is read: name a call that left the known courses as well as can be by now, and for good.
+
+        What was measured is sorted by these names once, perhaps by another thread: other names later would take it for
+        that of other values.
+        """
+        if forward_record.settled:
+            return
+        forward_record.settled = True
         left = forward_record.deviation
         if self._native is not None:
             self._native.rename(forward_record)

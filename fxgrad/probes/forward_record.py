@@ -57,14 +57,14 @@ class ForwardRecord:
         reduced: names of those whose gradients ``fully_shard`` adds up over the ranks.
         versions: of the parameters when the forward had returned.
         frozen: places of the parameters that required no gradient then; None before, and where nobody looked.
-        freed, changed: see ``fxgrad.record.owners.Owner``.
+        freed, changed, settled: see ``fxgrad.record.owners.Owner``.
     """
 
     __slots__ = (
         "__weakref__", "accumulating", "call_graph", "changed", "computed", "deviation", "differentiated", "edges",
         "end", "escalated", "expected", "freed", "frozen", "leaves", "not_required", "number", "outside", "parameters",
-        "part", "partial", "places", "recomputed", "record", "reduced", "report", "rewriting", "same", "shapes", "sink",
-        "sizes", "slots", "task", "units", "unmeasurable", "unprobed", "values", "versions", "window", "written",
+        "part", "partial", "places", "recomputed", "record", "reduced", "report", "rewriting", "same", "settled", "shapes",
+        "sink", "sizes", "slots", "task", "units", "unmeasurable", "unprobed", "values", "versions", "window", "written",
     )  # fmt: skip
     again = False  # this is no second run of a checkpointed region
 
@@ -99,6 +99,7 @@ class ForwardRecord:
         self.written: Any = None
         self.units: Sequence[tuple[int, int, Tensor]] = ()
         self.deviation: Any = None
+        self.settled = False
         self.recomputed = False
         self.versions: Sequence[int] = ()
         self.freed = False

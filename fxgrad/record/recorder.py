@@ -108,6 +108,7 @@ class EventRecord:
         """Bring all readings into one form, and say which batches failed.  May be called twice."""
         if self.native:
             unpack(self, self.forward_record.slots, self.forward_record.sizes)
+            self.forward_record.settled = True
         for index, reading in enumerate(self.readings):
             if isinstance(reading, torch.Size):  # a hook's own
                 self.readings[index] = (self.usual, reading, reading.numel(), index)
