@@ -63,8 +63,9 @@ class ForwardRecord:
     __slots__ = (
         "__weakref__", "accumulating", "call_graph", "changed", "computed", "deviation", "differentiated", "edges",
         "end", "escalated", "expected", "freed", "frozen", "leaves", "not_required", "number", "outside", "parameters",
-        "part", "partial", "places", "recomputed", "record", "reduced", "report", "rewriting", "same", "settled", "shapes",
-        "sink", "sizes", "slots", "task", "units", "unmeasurable", "unprobed", "values", "versions", "window", "written",
+        "part", "partial", "places", "recomputed", "record", "reduced", "report", "rewriting", "same", "settled",
+        "shapes", "sink", "sizes", "slots", "task", "units", "unmeasurable", "unprobed", "values", "versions",
+        "window", "written",
     )  # fmt: skip
     again = False  # this is no second run of a checkpointed region
 

@@ -21,8 +21,8 @@ class Owner(Protocol):
     ``task`` and ``part`` are the recorder's: the backward pass that is running through the owner, and its part.
     ``escalated`` are the sites to be measured at ``full``.  ``invalidate`` is called in a backward pass that is
     differentiated itself.  ``freed``: whether an earlier pass has let go of what the forward saved; ``changed``: names
-    of parameters that were changed in place between the forward and a pass that raised.  ``settled``: readings have been
-    brought into form by the sites that there are, which therefore have to stay.
+    of parameters that were changed in place between the forward and a pass that raised.  ``settled``: what was measured
+    has been sorted by the sites that there are, which therefore have to stay.
     """
 
     number: int
