@@ -18,6 +18,7 @@ from fxgrad.schema import Node, ParameterRecord, Statistics
 RECURRENT = frozenset(kind for kind in WEIGHTED if kind.startswith(("lstm", "gru", "rnn")))
 _HALF_EPSILON = 2.0**-25  # what is at most this becomes 0 in float16
 _LARGE_INIT = 4.0  # rms(weight) * sqrt(fan_in), which is 1 to 2 at usual initialisations
+_SEVERAL = 3  # matrices whose largest entry is the same to three digits by no accident
 _CONSTANT = 1e-4  # gain of a normalisation, times the rms of its input, where that makes no difference to what follows
 _CUT_OFF = frozenset({"clamp_min", "relu", "clamp", "margin_ranking_loss"})
 _ONE_HOT = 40.0  # of logits: below it no softmax in float32 gives exactly 1 and exactly 0
@@ -65,7 +66,7 @@ def _input_rms(view: FlowView, key: str) -> float | None:
     return next((site.value.rms for site in sites if site is not None and site.value is not None), None)
 
 
-def of_chain(view: FlowView, check: str, kind: str, *, recurrent: bool) -> Cause:
+def of_chain(view: FlowView, check: str, kind: str, *, recurrent: bool) -> Cause:  # noqa: PLR0911  # one return a reason
     """For many operations of one kind that do it together."""
     if recurrent or kind in RECURRENT:
         return Cause("a recurrence, that multiplies by the same weight in each step", _over_time(check))
@@ -77,10 +78,25 @@ def of_chain(view: FlowView, check: str, kind: str, *, recurrent: bool) -> Cause
         return Cause(large, mend)
     if kind in {"sigmoid", "tanh"}:
         return Cause("", "use ReLU, GELU or SiLU with a fitting initialisation, or skip connections with normalisation")
+    clipped = _clipped_weights(view)
+    if kind in WEIGHTED and clipped is not None:
+        return Cause(
+            f"the weights are clipped: the largest of each matrix is {number(clipped)}",
+            "widen the limit that weights are clipped to (0.01 is usual in a Wasserstein GAN), or use a gradient "
+            "penalty or spectral normalisation in its place",
+        )
     if kind in WEIGHTED:
         mend = "raise the gain of the initialisation (He for ReLU, Xavier for tanh), or add normalisation and skips"
         return Cause("", mend)
     return Cause("", "add skip connections with normalisation")
+
+
+def _clipped_weights(view: FlowView) -> float | None:
+    """The limit that all weight matrices reach and none exceeds, where there are several."""
+    records = [r for r in view.flow.parameters if len(r.shape) > 1 and r.value is not None]
+    largest = {number(r.value.max_abs or 0.0) for r in records if r.value is not None}
+    alike = len(records) >= _SEVERAL and len(largest) == 1
+    return records[0].value.max_abs if alike and records[0].value is not None else None
 
 
 def _over_time(check: str) -> str:
@@ -238,6 +254,11 @@ def of_zero_loss(view: FlowView) -> Cause:
     names = {op.name for op in view.flow.event.loss_ops}
     if any(name.startswith("nll_loss") for name in names):
         return _of_zero_cross_entropy(view)
+    if {"exp", "sub"} <= names:
+        return Cause("the exponent is a difference of one value and itself, as in a policy ratio whose old "
+                     "log-probabilities are the new ones, in the graph",
+                     "detach the old log-probabilities, as they were when the actions were taken: "
+                     "(log_prob - old_log_prob.detach()).exp()")  # fmt: skip
     if is_cut_off(view):
         return Cause("it is cut off at 0 (a margin that all samples meet)",
                      "a larger margin, or harder samples; nothing where the task is learnt")  # fmt: skip

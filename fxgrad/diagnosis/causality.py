@@ -90,7 +90,7 @@ def explains(evidence: Evidence, cause: Finding, finding: Finding) -> bool:  # n
     if cause.rule in _TRAINING:
         return finding.rule in _TRAINING[cause.rule]
     if cause.rule == "nonfinite":
-        return _follows_nonfinite(cause, finding)
+        return _follows_nonfinite(cause, finding) or _same_line(evidence, cause, finding)
     if _ruins(cause, finding):
         return True
     if cause.rule == "update_size" and cause.severity == "error":
@@ -119,6 +119,16 @@ def _by_itself(finding: Finding) -> bool:
         return False
     sizes = [size for name, size in finding.evidence.items() if name.startswith("input") and name.endswith("max_abs")]
     return bool(sizes) and max(sizes) < _ORDINARY
+
+
+def _same_line(evidence: Evidence, cause: Finding, finding: Finding) -> bool:
+    """Whether both are of one operation and one line of the source, as of a function that is called again."""
+    if cause.node is None or finding.node is None or cause.node.source is None or finding.rule != "nonfinite":
+        return False
+    order = evidence.view.order
+    here, there = (order.get(one.node.key, 0) for one in (cause, finding) if one.node is not None)
+    alike = kind_of(cause.node) == kind_of(finding.node) and cause.node.source == finding.node.source
+    return alike and here < there
 
 
 def _follows_nonfinite(cause: Finding, finding: Finding) -> bool:

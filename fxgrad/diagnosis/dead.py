@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from fxgrad.diagnosis.check import Draft, Evidence, number
 from fxgrad.diagnosis.kinds import NORMS, WEIGHTED, constant
-from fxgrad.diagnosis.local import one_sided
+from fxgrad.diagnosis.local import is_last, one_sided
 from fxgrad.diagnosis.view import FlowView
 from fxgrad.diagnosis.weights import main_weight, scale
 from fxgrad.diagnosis.zeros import silent
@@ -195,7 +195,10 @@ def _dead(evidence: Evidence, node: Node, death: Death, severity: Severity) -> F
         "check the step in which it began (lower the learning rate), set the bias back to 0, use He initialisation, "
         "normalise the inputs, or use LeakyReLU or GELU"
     )
+    if is_last(view, node.key):
+        mend = "drop the activation at the model's output: targets below 0 are out of its reach; otherwise " + mend
     numbers = {"dead_fraction": share, "dead_units": len(death.units), "units": death.of, "samples": death.samples}
     draft = Draft(evidence, "dead", severity, message, mend, numbers)
-    path = view.way_back(node.key)
-    return draft.at(node, units=death.units, path=path if share == 1 else (), affected=silent(view, node.key))
+    if share < 1:  # the others fire: where all before them is exactly zero, something else makes it so
+        return draft.at(node, units=death.units)
+    return draft.at(node, units=death.units, path=view.way_back(node.key), affected=silent(view, node.key))

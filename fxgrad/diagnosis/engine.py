@@ -30,7 +30,7 @@ from fxgrad.diagnosis.ruin import before_the_ruin
 from fxgrad.diagnosis.thresholds import Thresholds
 from fxgrad.diagnosis.view import FlowView
 from fxgrad.errors import OptionError
-from fxgrad.schema import Diagnosis, Finding, GradientFlow, NotChecked
+from fxgrad.schema import Diagnosis, Finding, GradientFlow, History, NotChecked
 
 #: The checks that ``diagnose`` runs, in the order in which they are asked.
 DEFAULT_CHECKS = (
@@ -85,8 +85,10 @@ def diagnose(
     Raises:
         OptionError: an empty series, flows of different models, what holds no flows, no ``Thresholds``, or no checks.
     """
-    series = _checked_series(flows)
     given = _given_checks(checks)
+    if isinstance(flows, History) and flows.unreached is not None:
+        return _unreached(flows.unreached, given)
+    series = _checked_series(flows)
     if thresholds is not None and not isinstance(thresholds, Thresholds):
         message = f"thresholds= takes fxgrad.Thresholds(name=value, ...), but got {type(thresholds).__name__}"
         raise OptionError(message)
@@ -122,6 +124,14 @@ def _only_failed(evidence: Evidence, given: Sequence[Check]) -> Diagnosis:
     others = tuple(NotChecked(check.name, "the backward pass raised") for check in given if check not in own)
     found = tuple(finding for check in own for finding in _findings_of(check, evidence))
     return Diagnosis(found, others, tuple(check.name for check in given))
+
+
+def _unreached(why: str, given: Sequence[Check]) -> Diagnosis:
+    """No backward pass came to the model, though the optimizer was stepped."""
+    asked = tuple(check.name for check in given)
+    found = (missing.unreached(why),) if "detached" in asked else ()
+    others = tuple(NotChecked(name, "no backward pass came to the model") for name in asked if name != "detached")
+    return Diagnosis(found, others, asked)
 
 
 def _checked_series(flows: Any) -> tuple[GradientFlow, ...]:

@@ -164,21 +164,28 @@ def slope(view: FlowView, key: str) -> float | None:
     """Mean derivative of an activation, from its output y: sigmoid (sum y - sum y^2)/n, tanh 1 - sum y^2/n.
 
     Of softmax 1 - sum y^2 / sum y (one minus the mean largest share); of a clamp the share strictly between the limits.
+    None of ``gumbel_softmax(hard=True)``, whose output is one-hot whatever its derivative.
     """
     value, kind = _value(view, key), view.kinds[key]
     if value is None or not value.numel or value.nonfinite or value.sum is None:
         return None
     squares = value.l2_norm**2
     if kind == "sigmoid":
-        return (value.sum - squares) / value.numel
+        return max(0.0, (value.sum - squares) / value.numel)
     if kind == "tanh":
-        return 1.0 - squares / value.numel
+        return max(0.0, 1.0 - squares / value.numel)
     if kind == "softmax":
-        return 1.0 - squares / value.sum if value.sum else None
+        return max(0.0, 1.0 - squares / value.sum) if value.sum and not _hard(view, key) else None
     if kind == "clamp":
         activity = view.sites[key][0].activity
         return activity.active / (activity.units * activity.samples) if activity and activity.samples else None
     return None
+
+
+def _hard(view: FlowView, key: str) -> bool:
+    """Whether a softmax returns one-hot vectors by construction, with the gradient of a soft one."""
+    hard = constant(view.nodes[key], "hard", "args[2]")
+    return "gumbel" in key.rpartition("/")[2] and hard is not None and bool(hard.number)
 
 
 def saturated(evidence: Evidence) -> Iterator[Finding]:

@@ -145,6 +145,16 @@ def detached(evidence: Evidence) -> Iterator[Finding]:
         yield draft.at(node, affected=names, path=path, confidence="exact")
 
 
+def unreached(why: str) -> Finding:
+    """The loss of the whole series is cut off from the model, so that there is no flow to judge."""
+    return Finding(
+        "detached", "error", why,
+        "keep the loss a tensor that is computed from what the model returned, and call backward() on it before "
+        "optimizer.step(); look for .item(), .detach(), .data, float() or torch.tensor(loss)",
+        docs="findings/detached.md", confidence="exact",
+    )  # fmt: skip
+
+
 def _left_out(view: FlowView, names: tuple[str, ...]) -> bool:
     """Whether no optimizer of the watch has these parameters, while it has others: a teacher, a moving average."""
     facts = view.flow.optimizer

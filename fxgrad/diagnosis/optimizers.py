@@ -16,6 +16,9 @@ _LONG = 20  # backward passes without a step that may still be one accumulation
 _LEFT = 1e-3  # share of the gradient below which clipping has left next to nothing
 _CLIPPED = 1e-2  # norm that no clipping is set to on purpose: what is usual lies between 0.1 and 10
 _OVERFLOWS = 1e18  # l2 norm from which on squares, or their sum, may be infinite in float32
+_STILL = 8  # steps in a row without any change that no schedule is meant to end with
+_SPENT = 1e-3  # of the largest learning rate: below it a schedule has come to its end
+_FELL = 0.3  # of its first norm: below it the gradient has fallen, and what is left may well be a fit
 _SAME = 1e-3  # relative difference of two norms of the same gradients
 _FAR = 0.03  # of a step that moves every entry by the learning rate
 _SWALLOWED = 10.0  # times epsilon above which a gradient's root mean square was of use before it was clipped
@@ -115,7 +118,7 @@ def optimizer_idle(evidence: Evidence) -> Iterator[Finding]:
         if found:
             yield from found
             return
-    yield from _rounded(evidence, steps)
+    yield from list(_rounded(evidence, steps)) or _decayed(evidence, steps)
 
 
 def _never(evidence: Evidence, facts: OptimizerFacts) -> Iterator[Finding]:
@@ -218,11 +221,22 @@ def _clipped(evidence: Evidence, steps: list[tuple[FlowView, StepFacts]]) -> Ite
             evidence, "optimizer_idle", "warning",
             f"next to nothing is left of the gradient when the optimizer takes it: {number(left)} of its norm, so that "
             "steps are tiny",
-            "raise the limit of the clipping (clip_grad_norm_(parameters, 1.0) is usual), or remove the factor that "
+            _unscaled_first(recent[-1][0].flow.event.loss_scale)
+            + "raise the limit of the clipping (clip_grad_norm_(parameters, 1.0) is usual), or remove the factor that "
             "gradients are divided by",
             {"left": left, "steps": len(recent)},
         )  # fmt: skip
         yield draft.at(None)
+
+
+def _unscaled_first(loss_scale: float | None) -> str:
+    """What to try first where a scaler multiplies the gradients that are clipped."""
+    if not loss_scale or loss_scale <= 1:
+        return ""
+    return (
+        f"call scaler.unscale_(optimizer) before clipping: the gradients are still multiplied by {number(loss_scale)} "
+        "there; otherwise "
+    )
 
 
 def _rounded(evidence: Evidence, steps: list[tuple[FlowView, StepFacts]]) -> Iterator[Finding]:
@@ -242,6 +256,37 @@ def _rounded(evidence: Evidence, steps: list[tuple[FlowView, StepFacts]]) -> Ite
         f"none of {len(steps)} steps changed a single entry, at a learning rate of {number(rate)}: what a step adds is "
         "lost to rounding",
         "raise the learning rate", {"steps": len(steps), "learning_rate": rate},
+    )  # fmt: skip
+    yield draft.at(None, confidence="exact")
+
+
+def _decayed(evidence: Evidence, steps: list[tuple[FlowView, StepFacts]]) -> Iterator[Finding]:
+    """Steps that leave all as it was since the learning rate fell to next to nothing, while there is much to learn.
+
+    A rate of exactly 0 is where a schedule ends on purpose.
+    """
+    recent = steps[-_STILL:]
+    moves = [[r.update.l2_norm for r in view.flow.parameters if r.update is not None] for view, _ in recent]
+    still = len(recent) == _STILL and all(sizes and not any(sizes) for sizes in moves)
+    rates = [max((rate for rate in step.learning_rates if rate is not None), default=0.0) for _, step in steps]
+    half = any(r.dtype in {"float16", "bfloat16"} and r.update is not None for r in recent[-1][0].flow.parameters)
+    if (
+        not still
+        or half
+        or not 0 < rates[-1] < max(rates) * _SPENT
+        or not all(step.gradient_norm for _, step in recent)
+    ):
+        return
+    first, now = total_norm(steps[0][0]), total_norm(recent[-1][0])
+    if first is None or now is None or now < _FELL * first:
+        return
+    draft = Draft(
+        evidence, "optimizer_idle", "warning",
+        f"no entry changed in the last {_STILL} steps: the learning rate has fallen from {number(max(rates))} to "
+        f"{number(rates[-1])}, and the gradient is {number(now / first)} times what it was",
+        "let the schedule fall more slowly: one that counts epochs is to be stepped once an epoch, not once a batch; "
+        "or end the training here",
+        {"steps": _STILL, "learning_rate": rates[-1], "largest_rate": max(rates)},
     )  # fmt: skip
     yield draft.at(None, confidence="exact")
 

@@ -19,6 +19,7 @@ from fxgrad.diagnosis.kinds import (
     constant,
 )
 from fxgrad.diagnosis.local import is_last, one_entry
+from fxgrad.diagnosis.looks_zero import looks_zero
 from fxgrad.diagnosis.view import FlowView
 from fxgrad.diagnosis.weights import factor, main_weight, taken
 from fxgrad.schema import Finding, Node, ParameterRecord, Severity
@@ -93,9 +94,11 @@ def zero(evidence: Evidence) -> Iterator[Finding]:
             yield draft.at(culprit, path=evidence.view.way_back(node.key), affected=hit)
     yield from _not_chosen(evidence)
     yield from _cancelled(evidence)
-    if any(site.statistics is not None and site.statistics.outside_range for site in evidence.view.flow.sites):
+    yield from looks_zero(evidence)
+    measured = (*evidence.view.flow.sites, *evidence.view.flow.parameters)
+    if any(one.statistics is not None and one.statistics.outside_range for one in measured):
         message = "at statistics='norm' a norm of 0 may be one below float32's range; it is measured in full next time"
-        raise LackingError(message)
+        raise LackingError(message, give="statistics='full'")
 
 
 def _normalises_one(view: FlowView, node: Node) -> bool:
@@ -149,11 +152,19 @@ def _cancelled(evidence: Evidence) -> Iterator[Finding]:
                 evidence, "zero", evidence.at_most("warning"),
                 f"the parts that the uses of {site.id} send back cancel exactly, up to {view.source_words(last)}: the "
                 f"gradient of {listed(hit)} is exactly zero",
-                "the value is subtracted from itself, or centred over a single entry: check the operands and the batch",
+                _of_cancelling(view, site.key, last),
                 {"parameters": len(hit), "largest_part": max(part.l2_norm for _, part in parts)},
             )  # fmt: skip
             yield draft.at(view.nodes[last], path=view.way_back(site.key), affected=hit)
             return
+
+
+def _of_cancelling(view: FlowView, key: str, last: str) -> str:
+    """What to try where parts cancel; around a rounding it is a straight-through estimate that lacks its detach."""
+    between = [k for k in (*view.before(last), last) if view.kinds[k] in PIECEWISE_CONSTANT and view.depends(k, on=key)]
+    if between:
+        return f"detach the difference of the straight-through estimate: x + ({view.kinds[between[0]]}(x) - x).detach()"
+    return "the value is subtracted from itself, or centred over a single entry: check the operands and the batch"
 
 
 def meeting(view: FlowView, keys: set[str]) -> str:
@@ -192,7 +203,7 @@ class _Verdict:
     mend: str
 
 
-def _judge(evidence: Evidence, node: Node) -> _Verdict | None:
+def _judge(evidence: Evidence, node: Node) -> _Verdict | None:  # noqa: PLR0911  # one return a reason
     """What to say of a node that blocks; None where another check says it."""
     view = evidence.view
     kind = view.kinds[node.key]
@@ -210,6 +221,9 @@ def _judge(evidence: Evidence, node: Node) -> _Verdict | None:
             return judge(evidence, node)
     if kind in RECTIFIERS | {"relu", "sigmoid", "tanh", "gelu", "silu", "mish", "elu"} and view.flow.event.values:
         return None  # ``dead`` or ``saturated`` judges it
+    if kind == "dropout" and (share := constant(node, "p", "args[1]")) is not None and share.number == 1:
+        mend = "p is the share that is dropped: give 1 - keep_prob (0.1 to 0.5 is usual)"
+        return _Verdict("error", node, "with p=1 it drops every entry", mend)
     if kind in SELECTING:
         mend = "nothing, where that branch was not chosen in this step; otherwise check what selects"
         return _Verdict("warning" if view.separates(node.key) else "info", node, "it selected nothing of it", mend)
@@ -249,12 +263,22 @@ def _single(evidence: Evidence, node: Node) -> _Verdict | None:
         return None  # ``saturated`` judges it
     weights = [main_weight(view, view.nodes[key]) for key in view.producers(node.key) if view.kinds[key] in WEIGHTED]
     always = is_last(view, node.key) or any(w is not None and w.shape[0] == 1 for w in weights)
-    mend = "use sigmoid for a single score, or check the dimension of the softmax"
-    if not always:
-        mend = "nothing, where this was a sequence of one entry; otherwise check the dimension of the softmax"
     cause = "a softmax over single entries is 1, whatever its input"
     lasting: Severity = "warning" if evidence.several else "info"
+    mend = "use sigmoid for a single score, or check the dimension of the softmax"
+    if any(view.kinds[key] == "topk" and _is_one(view.nodes[key]) for key in view.before(node.key)):
+        cause = "a softmax over the single score that topk(1) leaves is 1, whatever the scores"
+        mend = "take the softmax over all scores first, then topk of it, so that the router gets a gradient"
+        return _Verdict(lasting, node, cause, mend)
+    if not always:
+        mend = "nothing, where this was a sequence of one entry; otherwise check the dimension of the softmax"
     return _Verdict("error" if always else lasting, node, cause, mend)
+
+
+def _is_one(topk: Node) -> bool:
+    """Whether a topk leaves one entry."""
+    count = constant(topk, "k", "args[1]")
+    return count is not None and count.number == 1
 
 
 def _zero_scale(evidence: Evidence, node: Node) -> _Verdict | None:

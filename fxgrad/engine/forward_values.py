@@ -95,7 +95,9 @@ class Forward:
 
     def _count(self, gate: Gate, tensor: Tensor, site: int, given: tuple[Any, Any] | None) -> None:
         value = tensor.detach()
-        if not value.ndim or value.is_complex() or value.is_meta or value.layout is not torch.strided:
+        if type(value) is not torch.Tensor or value.layout is not torch.strided:
+            return  # what a subclass counts is one of its own, which cannot be read
+        if not value.ndim or value.is_complex() or value.is_meta:
             return
         inactive = gate.inactive(value, given, self.modules)
         if inactive is None:

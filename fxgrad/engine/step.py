@@ -313,6 +313,15 @@ class Engine:
             raise NoFlowError(self._why_no_flow())
         return self._completed(finished[-1:])[0]
 
+    @property
+    def unreached(self) -> str | None:
+        """Why there is no flow, where the optimizer stepped all the same; else None."""
+        steps = 0 if self.training is None or self._previous is None or self._finished() else self.training.steps
+        if not steps:
+            return None
+        taken = f"the optimizer was stepped {steps} time{'s' if steps > 1 else ''} without a gradient of this model"
+        return f"{self._why_no_flow()}; {taken}"
+
     def _why_no_flow(self) -> str:
         message = f"no gradient flow of {type(self.model).__name__} is recorded yet: "
         if self._previous is None:

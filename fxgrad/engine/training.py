@@ -80,6 +80,7 @@ class Training:
             Updates(one, lambda: recorder.begun, self._wanted, place) for place, one in enumerate(optimizers)
         ]
         self._others = _Others()
+        self._calls_before: int | None = None
         recorder.began = self._began
 
     def _wanted(self) -> bool:
@@ -94,6 +95,8 @@ class Training:
 
     def forward(self, forward_record: ForwardRecord) -> None:
         """A forward call is about to be observed."""
+        if self._calls_before is None:
+            self._calls_before = self._calls
         parameters: Sequence[tuple[int, tuple[str, ...], Tensor]] = forward_record.parameters
         if forward_record.accumulating is None:
             forward_record.accumulating = any(parameter.grad is not None for _, _, parameter in parameters)
@@ -116,6 +119,11 @@ class Training:
                     self._scales.note(event, self._calls)
         except Exception:  # noqa: BLE001  # the user's backward must go on; the event has no loss scale then
             self._recorder.began = None
+
+    @property
+    def steps(self) -> int:
+        """How many steps the optimizer has taken (of several, the most) since the first observed forward call."""
+        return 0 if self._calls_before is None else self._calls - self._calls_before
 
     @property
     def _calls(self) -> int:

@@ -193,7 +193,7 @@ class Watch:
     def history(self) -> History:
         """The flows of the latest backward events (at most 128), oldest first; one per forward call of an event."""
         self._patched.stay()
-        flows = History(self.engine.history())
+        flows = History(self.engine.history()) or History.without_flows(self.engine.unreached)
         return flows.with_notes(_by_backward(flows, self._noted)) if self._noted else flows
 
     def diagnose(self, thresholds: Thresholds | None = None) -> Diagnosis:
@@ -202,13 +202,16 @@ class Watch:
         ``on_finding`` is told of the findings that were not reported before, by rule and place.
 
         Raises:
-            NoFlowError: no backward pass has run through an observed forward call yet.
+            NoFlowError: no backward pass has run through an observed forward call yet.  Where the watched optimizer was
+                stepped all the same, that is a finding instead (``detached``).
             Exception: what ``on_finding`` raised first, once it was told of all.
         """
         from fxgrad.diagnosis import diagnose
 
-        self.flow()
-        found = diagnose(self.history, thresholds)
+        history = self.history
+        if history.unreached is None:
+            self.flow()  # raises where there is none
+        found = diagnose(history, thresholds)
         self._alarms.report(found.findings)
         return found
 

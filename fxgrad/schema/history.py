@@ -148,6 +148,19 @@ class History(tuple[GradientFlow, ...], FlowSeries):  # noqa: SLOT001  # it hold
     """A tuple of flows, oldest first, that reads as one line for each of them."""
 
     _notes: Mapping[str, Series] = MappingProxyType({})
+    _unreached: str | None = None
+
+    @property
+    def unreached(self) -> str | None:
+        """Why there is no flow, where the watched optimizer was stepped all the same; else None."""
+        return self._unreached
+
+    @classmethod
+    def without_flows(cls, why: str | None) -> History:
+        """No flow, and why: ``diagnose`` makes a finding of it."""
+        made = cls()
+        made._unreached = why
+        return made
 
     @property
     def notes(self) -> Mapping[str, Series]:

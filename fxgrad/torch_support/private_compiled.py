@@ -46,7 +46,8 @@ class CompiledCall:
     def again(self, backend: Callable[..., Any]) -> Callable[..., Any]:
         """The same, compiled with another backend; nothing is compiled before the first call."""
         made: Any = self.model if self.attribute == "forward" else self.model._call_impl  # noqa: SLF001
-        compiled: Any = torch.compile(made, backend=backend, **self.options)
+        # Lightning stands in front of torch.compile, and writes what was given into the model.
+        compiled: Any = inspect.unwrap(torch.compile)(made, backend=backend, **self.options)
         found: Callable[..., Any] = compiled.forward if self.attribute == "forward" else compiled
         return found
 

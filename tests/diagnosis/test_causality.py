@@ -128,3 +128,26 @@ def test_gradients_that_are_never_cleared_explain_steps_that_are_too_large() -> 
         (finding,) = (one for one in watch.diagnose().findings if one.severity != "info")
     assert finding.rule == "zero_grad_missing"
     assert "update_size" in {one.rule for one in finding.explained}
+
+
+class Convolved(nn.Module):
+    """Two graph convolutions that divide by the root of a degree, which is 0 for the last node."""
+
+    def __init__(self, least: float) -> None:
+        super().__init__()
+        self.first, self.last, self.least = nn.Linear(4, 8), nn.Linear(8, 3), least
+
+    def spread(self, h: Tensor) -> Tensor:
+        degree = torch.arange(len(h) - 1, -1, -1.0).clamp(min=self.least).pow(-0.5)
+        return h.cumsum(0) * degree[:, None]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.spread(self.last(self.spread(self.first(x)).relu()))
+
+
+def test_one_line_that_runs_twice_is_one_finding() -> None:
+    found = fxgrad.gradient_flow(Convolved(0.0), torch.randn(6, 4)).findings
+    (finding,) = [one for one in found if one.rule == "nonfinite"]
+    assert finding.node is not None and finding.node.key == "/pow"
+    mended = fxgrad.gradient_flow(Convolved(1.0), torch.randn(6, 4)).findings
+    assert not [one for one in mended if one.severity == "error"]

@@ -168,3 +168,34 @@ def test_what_has_no_second_derivative_is_information() -> None:
         slope.square().sum().backward()
     (finding,) = found(watch.flow(), "unused")
     assert (finding.severity, finding.affected) == ("info", ("2.bias",))
+
+
+def cut_off(**options) -> fxgrad.Watch:
+    """Two forward calls, whose loss is made anew of its number."""
+    torch.manual_seed(0)
+    model = nn.Linear(8, 3)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with fxgrad.watch(model, **({"optimizer": optimizer} if options.pop("known") else {})) as watch:
+        for _ in range(2):
+            torch.tensor(model(torch.randn(4, 8)).mean().item(), requires_grad=True).backward()
+            if options.get("stepped", True):
+                optimizer.step()
+    return watch
+
+
+def test_a_loss_that_never_reaches_the_model_is_a_finding_where_the_optimizer_stepped() -> None:
+    watch = cut_off(known=True)
+    for diagnosis in (watch.diagnose(), fxgrad.diagnose(watch.history)):
+        (finding,) = diagnosis.findings
+        assert (finding.rule, finding.severity, finding.node) == ("detached", "error", None)
+        assert "stepped 2 times" in finding.message and "torch.tensor(loss)" in finding.suggestion
+        assert diagnosis.checked == ("detached",)
+    with pytest.raises(fxgrad.errors.NoFlowError):
+        watch.flow()
+
+
+@pytest.mark.parametrize("options", [{"known": False}, {"known": True, "stepped": False}])
+def test_without_a_step_it_stays_an_error(options) -> None:
+    watch = cut_off(**options)
+    with pytest.raises(fxgrad.errors.NoFlowError, match="cut off"):
+        watch.diagnose()

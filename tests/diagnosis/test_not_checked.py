@@ -49,3 +49,21 @@ def test_a_check_that_raised_is_told_of() -> None:
     flow = fxgrad.gradient_flow(nn.Linear(8, 2), torch.randn(4, 8))
     lines = last_lines(diagnose(flow, checks=(*DEFAULT_CHECKS, Check("mine", broken))))
     assert lines == ["not checked: mine: the check raised ValueError: Linear"]
+
+
+def test_a_norm_of_zero_in_every_pass_is_no_silence() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 2))
+    x = torch.randn(16, 8)
+    with fxgrad.watch(model) as watch:
+        for _ in range(6):
+            model(x * 0).square().mean().backward()
+    assert model[0].weight.grad.count_nonzero() == 0  # what torch says of it
+    found = watch.diagnose()
+    (finding,) = [one for one in found.findings if one.rule == "zero"]
+    assert finding.severity == "warning" and "0.weight" in finding.affected and "1e-23" in finding.message
+    assert "zero" in next(line for line in last_lines(found)).partition(" (give statistics='full')")[0]
+
+
+def test_norms_other_than_zero_are_not_told() -> None:
+    assert not [one for one in diagnose(watched()).findings if one.rule == "zero"]

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 import fxgrad
 from fxgrad.errors import CaptureError, ModelError, OptionError
@@ -366,3 +367,30 @@ def test_without_asking_no_channel_is_measured() -> None:
     assert all(site.channels is None for site in flow)
     with pytest.raises(OptionError, match="channels=True needs forward=True"):
         fxgrad.watch(nn.Linear(2, 2), channels=True)
+
+
+class Wrapped(Tensor):
+    """A tensor without memory of its own, as research code writes them."""
+
+    inner: Tensor
+
+    @staticmethod
+    def __new__(cls, inner: Tensor) -> Wrapped:  # noqa: PYI034  # the type is this one
+        made: Wrapped = Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)  # type: ignore[attr-defined]
+        made.inner = inner
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = tree_map(lambda one: one.inner if isinstance(one, Wrapped) else one, (args, kwargs or {}))
+        return tree_map(lambda one: Wrapped(one) if isinstance(one, Tensor) else one, func(*given[0], **given[1]))
+
+
+def test_values_that_are_wrapped_say_so_and_do_not_stop_the_reading() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2))
+    with fxgrad.watch(model, forward=True) as watch:
+        model(Wrapped(torch.randn(2, 4))).sum().backward()
+        flow = watch.flow()
+    assert flow.site("1").l2_norm is not None or flow.site("1").reason is not None
+    assert flow.site("1").activity is None

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import fxgrad
 from fxgrad.run_file import RunFile
@@ -44,6 +45,7 @@ def clean() -> Any:
 
 
 def goes_on_in_a_child(path: Path) -> None:
+    torch.set_num_threads(1)  # a forked child waits for ever for the others
     training = Training(run_file=path)
     training.step()
     if (child := os.fork()) == 0:

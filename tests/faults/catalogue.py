@@ -8,6 +8,7 @@ from pathlib import Path
 from tests.faults import (
     advice,
     advice_nets,
+    advice_steps,
     always_zero,
     cancelled,
     causes,
@@ -62,7 +63,7 @@ FAULTS = tuple(program for program in PROGRAMS if program.expect and program.kin
 __all__ = [
     "FAULTS", "HEALTHY", "PROGRAMS", "REGISTERS", "TRAPS", "UNSEEN",
     # imported for what they register
-    "advice_nets",
+    "advice_nets", "advice_steps",
     "healthy_layers", "healthy_losses", "healthy_models", "healthy_nets", "healthy_noise", "healthy_parameters",
     "healthy_practice",
     "healthy_tasks", "healthy_training", "healthy_zeros", "traps_more", "traps_nets",
