@@ -269,7 +269,8 @@ class Observer:
         if found is None or forward_record.edges is not None:  # edges have their hooks by the names that they had
             return
         course = next((course for course in self.courses if found.ran(course)), None)
-        if course is not None and all(_sites_at(course, leaf) == sites for leaf, sites in found.leaves.items()):
+        named = {**found.leaves, **{slot: tuple(forward_record.sites_of(slot)) for slot, _, _ in forward_record.units}}
+        if course is not None and all(_sites_at(course, value) == sites for value, sites in named.items()):
             forward_record.deviation = None
             _use(
                 forward_record,
@@ -350,9 +351,9 @@ def _by_value(
     return tuple(map(tuple, slots)), parameters
 
 
-def _sites_at(course: Course, leaf: int) -> tuple[int, ...]:
-    """The sites of a leaf, by the observer's number of the value or parameter."""
-    return course.slots[leaf] if leaf >= 0 else tuple(course.parameters.get(PARAMETERS - leaf, ()))
+def _sites_at(course: Course, value: int) -> tuple[int, ...]:
+    """The sites, by the observer's number of a value or parameter, of what has its names since the forward returned."""
+    return course.slots[value] if value >= 0 else tuple(course.parameters.get(PARAMETERS - value, ()))
 
 
 def _named_alike(one: Course, other: Course) -> bool:

@@ -78,17 +78,18 @@ class Recorders:
         return (self._ways, FOLLOWED) if why is None else (None, why)
 
     def rename(self, forward_record: ForwardRecord) -> None:
-        """Before a flow is first read: name a call that left the known courses as well as can be by now.
+        """Before a flow is read: name a call that left the known courses as well as can be by now, and for good.
 
-        Once only: what another thread writes, or what was read, keeps the names that it was given.
+        What was measured is sorted by these names once, perhaps by another thread: other names later would take it for
+        that of other values.
         """
-        left = forward_record.deviation
-        if left is None or forward_record.named:
+        if forward_record.settled:
             return
-        forward_record.named = True
+        forward_record.settled = True
+        left = forward_record.deviation
         if self._native is not None:
             self._native.rename(forward_record)
-        if forward_record.deviation is None:
+        if left is not None and forward_record.deviation is None:
             forward_record.report = dataclasses.replace(
                 forward_record.report, reason="it took a course that was learnt by a later call"
             )

@@ -48,7 +48,6 @@ class ForwardRecord:
         slots: by slot of the native recorder, the sites that it is; None where Python hooks write.
         sizes: of the values behind the slots.
         deviation: how the call left the courses that the native recorder knew; None where it didn't.
-        named: whether what was measured has its sites by now, so that no later course may name them.
         written: the statistics of the values that were taken in C++, if any.
         units: the active units of activations that were counted in C++: slot, axis, counts.
         record: what C++ hooks of probes write to, a slot for each site; None where the hooks are Python's.
@@ -58,15 +57,15 @@ class ForwardRecord:
         reduced: names of those whose gradients ``fully_shard`` adds up over the ranks.
         versions: of the parameters when the forward had returned.
         frozen: places of the parameters that required no gradient then; None before, and where nobody looked.
-        freed, changed: see ``fxgrad.record.owners.Owner``.
+        freed, changed, settled: see ``fxgrad.record.owners.Owner``.
     """
 
     __slots__ = (
         "__weakref__", "accumulating", "call_graph", "changed", "computed", "deviation", "differentiated", "edges",
-        "end", "escalated", "expected", "freed", "frozen", "leaves", "named", "not_required", "number", "outside",
-        "parameters", "part", "partial", "places", "recomputed", "record", "reduced", "report", "rewriting", "same",
-        "shapes", "sink", "sizes", "slots", "task", "units", "unmeasurable", "unprobed", "values", "versions", "window",
-        "written",
+        "end", "escalated", "expected", "freed", "frozen", "leaves", "not_required", "number", "outside", "parameters",
+        "part", "partial", "places", "recomputed", "record", "reduced", "report", "rewriting", "same", "settled",
+        "shapes", "sink", "sizes", "slots", "task", "units", "unmeasurable", "unprobed", "values", "versions",
+        "window", "written",
     )  # fmt: skip
     again = False  # this is no second run of a checkpointed region
 
@@ -101,7 +100,7 @@ class ForwardRecord:
         self.written: Any = None
         self.units: Sequence[tuple[int, int, Tensor]] = ()
         self.deviation: Any = None
-        self.named = False
+        self.settled = False
         self.recomputed = False
         self.versions: Sequence[int] = ()
         self.freed = False

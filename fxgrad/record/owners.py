@@ -21,7 +21,8 @@ class Owner(Protocol):
     ``task`` and ``part`` are the recorder's: the backward pass that is running through the owner, and its part.
     ``escalated`` are the sites to be measured at ``full``.  ``invalidate`` is called in a backward pass that is
     differentiated itself.  ``freed``: whether an earlier pass has let go of what the forward saved; ``changed``: names
-    of parameters that were changed in place between the forward and a pass that raised.
+    of parameters that were changed in place between the forward and a pass that raised.  ``settled``: what was measured
+    has been sorted by the sites that there are, which therefore have to stay.
     """
 
     number: int
@@ -32,6 +33,7 @@ class Owner(Protocol):
     expected: int
     escalated: Any
     differentiated: bool
+    settled: bool
 
     def reached(self) -> None:
         """A backward pass comes here: nothing of it has been recorded yet."""
@@ -62,6 +64,7 @@ class Parameters:
         self.expected = 0
         self.escalated: set[int] = set()
         self.differentiated = False
+        self.settled = False
         self.lost: Callable[[], list[int]] = list  # which C++ hooks torch has cleared since
         self.slots = None  # the native recorder's are the parameters' numbers
         self.sizes: Any = None

@@ -109,6 +109,7 @@ class EventRecord:
         if self.native:
             self.forward_record.named = True
             unpack(self, self.forward_record.slots, self.forward_record.sizes)
+            self.forward_record.settled = True
         for index, reading in enumerate(self.readings):
             if isinstance(reading, torch.Size):  # a hook's own
                 self.readings[index] = (self.usual, reading, reading.numel(), index)
