@@ -107,7 +107,6 @@ class EventRecord:
     def finish(self) -> None:
         """Bring all readings into one form, and say which batches failed.  May be called twice."""
         if self.native:
-            self.forward_record.named = True
             unpack(self, self.forward_record.slots, self.forward_record.sizes)
             self.forward_record.settled = True
         for index, reading in enumerate(self.readings):
