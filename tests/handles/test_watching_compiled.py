@@ -140,6 +140,7 @@ def test_copies_are_plain(how: str) -> None:
 def test_who_stands_in_front_of_compile_sees_nothing_of_a_watch(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
     net: Any = HOW[how](model, backend="eager")
+    before = model.__dict__.get("_compile_kwargs")  # Lightning, where it is loaded, was here
     plain = torch.compile
 
     @functools.wraps(plain)
@@ -152,7 +153,7 @@ def test_who_stands_in_front_of_compile_sees_nothing_of_a_watch(how: str, monkey
     with fxgrad.watch(net) as watch:
         net(batch(0)).sum().backward()
         assert len(watch.history) == 1
-        assert "_compile_kwargs" not in model.__dict__ and "_compile_kwargs" not in net.__dict__
+        assert model.__dict__.get("_compile_kwargs") is before
 
 
 @WAYS
